@@ -1,0 +1,1 @@
+"""The gateway: the door for applications. No torch here."""

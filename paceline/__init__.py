@@ -1,0 +1,1 @@
+"""What Paceline's services agree on, the public client and the command line. No torch here."""

@@ -1,0 +1,47 @@
+"""Conversions between the shared values and their messages; protobuf stops here."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from google.protobuf.duration_pb2 import Duration
+
+from paceline.tree import TokenTree
+from paceline.v1 import types_pb2
+
+PROTOCOL_VERSION = 1
+"""The internal protocol that this build speaks (``ProtocolRange``)."""
+
+
+def tree_to_proto(tree: TokenTree) -> types_pb2.TokenTree:
+    """Return the message of a tree."""
+    return types_pb2.TokenTree(
+        token_ids=tree.token_ids, parents=tree.parents, log_probs=tree.log_probs
+    )
+
+
+def tree_from_proto(message: types_pb2.TokenTree) -> TokenTree:
+    """Return the tree of a message; raises ``InvalidTree`` when it holds none."""
+    return TokenTree(tuple(message.token_ids), tuple(message.parents), tuple(message.log_probs))
+
+
+def protocol_range() -> types_pb2.ProtocolRange:
+    """Return the protocol versions that this build speaks."""
+    return types_pb2.ProtocolRange(min_version=PROTOCOL_VERSION, max_version=PROTOCOL_VERSION)
+
+
+def speaks_our_protocol(peer: types_pb2.ProtocolRange) -> bool:
+    """Return whether a peer's range holds this build's version."""
+    return peer.min_version <= PROTOCOL_VERSION <= peer.max_version
+
+
+def duration_to_proto(seconds: float) -> Duration:
+    """Return a duration message; seconds >= 0."""
+    message = Duration()
+    message.FromTimedelta(timedelta(seconds=max(seconds, 0.0)))
+    return message
+
+
+def duration_from_proto(message: Duration) -> float:
+    """Return the seconds of a duration message."""
+    return message.ToTimedelta().total_seconds()

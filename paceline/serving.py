@@ -1,0 +1,99 @@
+"""How a Paceline server starts, tells its health, drains and stops. It knows no service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from paceline.channels import SERVER_OPTIONS
+from paceline.errors import ConfigurationError
+
+READINESS = "readiness"
+LIVENESS = "liveness"
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class Server:
+    """
+    A ``grpc.aio`` server with health and reflection.
+
+    Health names: "" and "liveness" say that the process lives; "readiness" and the full service
+    names say that it can serve now. They start as NOT_SERVING until ``set_ready(True)``.
+    """
+
+    def __init__(self, service_names: Sequence[str], *, with_reflection: bool = True) -> None:
+        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+        self._names = tuple(service_names)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        if with_reflection:
+            reflection.enable_server_reflection(
+                (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
+            )
+
+    def listen(self, address: str) -> int:
+        """Bind ``host:port`` and return the port; raises ``ConfigurationError`` if it is taken."""
+        try:
+            port = self.grpc.add_insecure_port(address)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise ConfigurationError(
+                f"cannot listen on {address}: the port is in use or the address is not local; "
+                "choose another with --listen"
+            )
+        return int(port)
+
+    async def start(self) -> None:
+        """Start answering; ``listen`` comes first."""
+        await self.grpc.start()
+        await self._set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        await self.set_ready(False)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Say whether new calls can be served."""
+        status = (
+            health_pb2.HealthCheckResponse.SERVING
+            if ready
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in (READINESS, *self._names):
+            await self._set(name, status)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Refuse new calls, give running ones ``grace_seconds``, then end them."""
+        await self.grpc.stop(grace_seconds)
+
+    async def _set(self, name: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        await self._health.set(name, status)
+
+
+@asynccontextmanager
+async def termination_signal() -> AsyncIterator[asyncio.Event]:
+    """Yield an event that SIGTERM or SIGINT sets; a second signal ends the process at once."""
+    loop = asyncio.get_running_loop()
+    received = asyncio.Event()
+
+    def on_signal() -> None:
+        if received.is_set():
+            log.warning("second_signal_exiting")
+            os._exit(1)
+        received.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield received
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

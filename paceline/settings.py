@@ -1,0 +1,141 @@
+"""
+How a service reads its settings: flags, then environment, then file, then defaults.
+
+A service declares one ``ServiceSettings`` subclass with its environment prefix; every field has a
+description with unit and reason. Unknown flags and keys are errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from paceline.errors import ConfigurationError
+from paceline.logs import LogFormat, LogLevel
+
+USAGE_EXIT_CODE = 2
+
+SettingsT = TypeVar("SettingsT", bound="ServiceSettings")
+
+
+class ServiceSettings(BaseSettings):
+    """What every server can be told."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    listen: str = Field(default="127.0.0.1:0")
+    """``host:port`` to serve gRPC on; port 0 takes a free one."""
+
+    log_level: LogLevel = "info"
+    """Least severity that is logged."""
+
+    log_format: LogFormat = "auto"
+    """``json``, ``console`` or ``auto``: console on a terminal, JSON elsewhere."""
+
+    propagation_delay_seconds: float = Field(default=0.0, ge=0, le=60)
+    """Time from NOT_SERVING to refusing calls: load balancers must notice (2.5 in a cluster)."""
+
+    drain_seconds: float = Field(default=30.0, ge=0, le=3600)
+    """Longest time that running requests get after SIGTERM."""
+
+    reflection: bool = True
+    """Serve gRPC reflection (for ``buf curl`` and the like)."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Rank the environment above values from the file, which arrive as init values."""
+        return env_settings, init_settings
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"{message}; see --help")
+
+
+def load_settings(
+    kind: type[SettingsT], program: str, argv: Sequence[str] | None = None
+) -> SettingsT:
+    """
+    Return the settings of a service.
+
+    Flags are the field names with dashes (``--log-level``); ``--config FILE`` names a YAML file
+    with the same keys. Raises ``ConfigurationError`` naming the setting.
+    """
+    parser = _OneLineParser(prog=program, description=kind.__doc__, allow_abbrev=False)
+    parser.add_argument("--config", type=Path, help="YAML file with the same keys as the flags")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    config_path = _config_path(arguments)
+    source: CliSettingsSource[Any] = CliSettingsSource(
+        kind,
+        root_parser=parser,
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_implicit_flags=True,
+    )
+    try:
+        from_file = _read_file(config_path, kind) if config_path else {}
+        return kind(_cli_settings_source=source(args=arguments), **from_file)  # type: ignore[call-arg]
+    except ValidationError as error:
+        raise ConfigurationError(_first_problem(error)) from None
+    except SettingsError as error:
+        raise ConfigurationError(str(error).splitlines()[0]) from None
+
+
+def exit_with_usage_error(program: str, error: ConfigurationError) -> NoReturn:
+    """Print one line to standard error and exit with code 2."""
+    sys.stderr.write(f"{program}: error: {error.message}\n")
+    raise SystemExit(USAGE_EXIT_CODE)
+
+
+def _config_path(arguments: Sequence[str]) -> Path | None:
+    finder = _OneLineParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", type=Path)
+    known, _ = finder.parse_known_args(list(arguments))
+    path: Path | None = known.config
+    return path
+
+
+def _read_file(path: Path, kind: type[ServiceSettings]) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"--config {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        problem = str(error).replace("\n", " ")
+        raise ConfigurationError(f"--config {path} is not YAML: {problem}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"--config {path}: expected a mapping of settings")
+    unknown = sorted(set(content) - set(kind.model_fields))
+    if unknown:
+        raise ConfigurationError(f"--config {path}: unknown setting {unknown[0]}")
+    return {str(key): value for key, value in content.items()}
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    name = ".".join(str(part) for part in problem["loc"]) or "settings"
+    given = f", got {problem['input']!r}" if problem["type"] != "missing" else ""
+    return f"setting {name}: {problem['msg']}{given}"

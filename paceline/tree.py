@@ -1,0 +1,92 @@
+"""The token tree: what a drafter proposes. Not what is done with it (see ``verify_service``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.errors import InvalidTree
+
+ROOT = 0
+"""The node that stands for the committed tokens; it carries no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """
+    A tree of candidate continuations of the committed tokens.
+
+    Node ``i`` (1-based) carries ``token_ids[i - 1]`` and continues node ``parents[i - 1]``.
+    Parents come before children and siblings carry distinct tokens. ``log_probs`` is empty or
+    holds each node's log-probability given its parent. The empty tree is legal.
+
+    Raises ``InvalidTree`` when the lists do not describe such a tree.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    _children: dict[tuple[int, int], int] = field(
+        init=False, repr=False, compare=False, hash=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        if len(self.parents) != len(self.token_ids):
+            raise InvalidTree(
+                "length_mismatch", f"{len(self.token_ids)} token_ids, {len(self.parents)} parents"
+            )
+        if self.log_probs and len(self.log_probs) != len(self.token_ids):
+            raise InvalidTree(
+                "length_mismatch",
+                f"{len(self.token_ids)} token_ids, {len(self.log_probs)} log_probs",
+            )
+        for node, (token_id, parent) in enumerate(
+            zip(self.token_ids, self.parents, strict=True), 1
+        ):
+            if not 0 <= parent < node:
+                raise InvalidTree("forward_parent", f"node {node} has parent {parent}")
+            if self._children.setdefault((parent, token_id), node) != node:
+                raise InvalidTree("duplicate_sibling", f"node {node} repeats token {token_id}")
+        if any(math.isnan(value) or value > 0 for value in self.log_probs):
+            raise InvalidTree("log_prob_out_of_range", "a log-probability is above 0 or NaN")
+
+    @classmethod
+    def chain(cls, token_ids: Sequence[int], log_probs: Sequence[float] = ()) -> TokenTree:
+        """Return the tree with a single path."""
+        return cls(tuple(token_ids), tuple(range(len(token_ids))), tuple(log_probs))
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes, the root not counted."""
+        return len(self.token_ids)
+
+    def child(self, node: int, token_id: int) -> int | None:
+        """Return the child of ``node`` that carries ``token_id``, if there is one."""
+        return self._children.get((node, token_id))
+
+    def depths(self) -> tuple[int, ...]:
+        """Return the depth of each node; children of the root have depth 1."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return tuple(depths[1:])
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Return the token ids from the root's child down to ``node``."""
+        token_ids: list[int] = []
+        while node != ROOT:
+            token_ids.append(self.token_ids[node - 1])
+            node = self.parents[node - 1]
+        return tuple(reversed(token_ids))
+
+    def check_limits(self, *, max_nodes: int, max_depth: int, vocab_size: int) -> None:
+        """Raise ``InvalidTree`` if the tree is larger, deeper or wider in ids than allowed."""
+        if self.num_nodes > max_nodes:
+            raise InvalidTree("too_many_nodes", f"{self.num_nodes} nodes, at most {max_nodes}")
+        if self.token_ids and max(self.token_ids) >= vocab_size:
+            raise InvalidTree(
+                "token_out_of_range", f"token {max(self.token_ids)}, vocabulary {vocab_size}"
+            )
+        if self.token_ids and max(self.depths()) > max_depth:
+            raise InvalidTree("too_deep", f"depth {max(self.depths())}, at most {max_depth}")

@@ -1,0 +1,1 @@
+"""The step engine: schedule, forward, accept, commit. It knows no transport."""

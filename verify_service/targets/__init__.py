@@ -1,0 +1,1 @@
+"""Target models: what the engine verifies drafts with."""
