@@ -1,0 +1,27 @@
+"""``python -m verify_service``: the verify service as a process."""
+
+from __future__ import annotations
+
+import asyncio
+
+from paceline.errors import ConfigurationError
+from paceline.logs import configure_logging
+from paceline.settings import exit_with_usage_error, load_settings
+from verify_service.server import serve
+from verify_service.settings import VerifySettings
+
+PROGRAM = "verify_service"
+
+
+def main() -> None:
+    """Read the settings and serve; wrong settings end in one line and exit code 2."""
+    try:
+        settings = load_settings(VerifySettings, PROGRAM)
+        configure_logging(PROGRAM, settings.log_level, settings.log_format)
+        asyncio.run(serve(settings))
+    except ConfigurationError as error:
+        exit_with_usage_error(PROGRAM, error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""
+The stream to one draft pool: commits out, trees in, one message per step and direction.
+
+Whatever the drafter does (late, wrong, hung, dead) ends here as a dropped tree or a pool that is
+down; the engine never waits for this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import grpc.aio
+import structlog
+
+from paceline.channels import open_link
+from paceline.codec import protocol_range, speaks_our_protocol, tree_from_proto
+from paceline.errors import InvalidTree, Mismatch
+from paceline.v1 import draft_service_pb2, draft_service_pb2_grpc
+from verify_service.codec import commit_to_proto, fallback_from_proto, open_to_proto
+from verify_service.engine.sampling import Fallback
+from verify_service.engine.steps import (
+    Command,
+    PoolDown,
+    PoolUp,
+    SessionClosed,
+    SessionCommitted,
+    SessionEvent,
+    SessionLost,
+    SessionOpened,
+    SessionRefused,
+    TreeFact,
+)
+from verify_service.targets.target import TargetInfo
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+ANY_TOKENIZER = "any"
+MAX_PENDING_EVENTS = 20_000
+
+
+class _Retry(Exception):
+    def __init__(self, cause: Fallback, detail: str, seconds: float) -> None:
+        super().__init__(detail)
+        self.cause, self.detail, self.seconds = cause, detail, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Bounds on what a drafter may cost."""
+
+    max_tree_nodes: int = 256
+    max_tree_depth: int = 128
+    connect_seconds: float = 2.0
+    write_seconds: float = 2.0
+    heartbeat_seconds: float = 5.0
+    """How often a silent drafter is asked for a sign of life."""
+    max_invalid_trees: int = 64
+    """Invalid trees on one stream before the pool is demoted."""
+    demotion_seconds: float = 30.0
+    backoff_seconds: float = 0.1
+    max_backoff_seconds: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """Whether a pool can be used now, and what serves it."""
+
+    name: str
+    cause: Fallback | None = Fallback.UNREACHABLE
+    detail: str = "not connected yet"
+    drafter: str = ""
+    version: str = ""
+
+
+class DraftLink:
+    """Keeps one pool's stream alive and translates between it and the engine."""
+
+    def __init__(
+        self,
+        pool: str,
+        address: str,
+        info: TargetInfo,
+        send: Callable[[Command], None],
+        limits: LinkLimits | None = None,
+    ) -> None:
+        self.status = PoolStatus(pool)
+        self.counts: Counter[str] = Counter()
+        """Messages, trees and dropped trees by cause."""
+        self._pool = pool
+        self._address = address
+        self._info = info
+        self._send = send
+        self._limits = limits or LinkLimits()
+        self._pending = draft_service_pb2.DraftRequest()
+        self._num_pending = 0
+        self._has_pending = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start connecting."""
+        self._task = asyncio.create_task(self._run(), name=f"draft-link-{self._pool}")
+
+    async def aclose(self) -> None:
+        """Close the stream for good."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def publish(self, events: Iterable[SessionEvent]) -> None:
+        """Add one step's events for this pool to the next message."""
+        if self.status.cause is not None:
+            return
+        for event in events:
+            self._num_pending += 1
+            match event:
+                case SessionOpened():
+                    opened = open_to_proto(event, self._limits.max_tree_depth)
+                    self._pending.opens.append(opened)
+                case SessionCommitted():
+                    self._pending.commits.append(commit_to_proto(event))
+                case SessionClosed():
+                    closed = draft_service_pb2.SessionClose(session_id=event.sequence_id)
+                    self._pending.closes.append(closed)
+        if self._num_pending:
+            self._has_pending.set()
+
+    async def _run(self) -> None:
+        backoff = self._limits.backoff_seconds
+        while True:
+            try:
+                await self._serve_once()
+                raise _Retry(Fallback.UNREACHABLE, "the drafter closed the stream", backoff)
+            except _Retry as retry:
+                cause, detail, pause = retry.cause, retry.detail, max(retry.seconds, backoff)
+            except grpc.aio.AioRpcError as error:
+                cause, pause = Fallback.UNREACHABLE, backoff
+                detail = f"{error.code().name}: {error.details()}"
+            except TimeoutError:
+                cause, detail, pause = Fallback.UNREACHABLE, "the drafter hangs", backoff
+            was_up = self.status.cause is None
+            self._set_down(cause, detail)
+            backoff = (
+                self._limits.backoff_seconds
+                if was_up
+                else min(backoff * 2, self._limits.max_backoff_seconds)
+            )
+            await asyncio.sleep(pause)
+
+    async def _serve_once(self) -> None:
+        async with open_link(self._address) as channel:
+            stub = draft_service_pb2_grpc.DraftServiceStub(channel)
+            await self._handshake(stub)
+            call = stub.Draft()
+            self._pending.Clear()
+            self._num_pending = 0
+            self._send(PoolUp(self._pool))
+            tasks = [
+                asyncio.create_task(self._write(call)),
+                asyncio.create_task(self._read(call)),
+                asyncio.create_task(self._watch(stub)),
+            ]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                call.cancel()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _handshake(self, stub: draft_service_pb2_grpc.DraftServiceAsyncStub) -> None:
+        answer = await stub.GetCapabilities(
+            draft_service_pb2.GetCapabilitiesRequest(), timeout=self._limits.connect_seconds
+        )
+        try:
+            self._check(answer)
+        except Mismatch as error:
+            raise _Retry(Fallback.MISMATCH, error.message, self._limits.demotion_seconds) from None
+        self.status = PoolStatus(self._pool, None, "", answer.drafter, answer.version)
+
+    def _check(self, answer: draft_service_pb2.GetCapabilitiesResponse) -> None:
+        if not speaks_our_protocol(answer.protocol):
+            ours = protocol_range()
+            raise Mismatch(
+                f"draft pool {self._pool} speaks protocol {answer.protocol.min_version} to "
+                f"{answer.protocol.max_version}, this verifier {ours.max_version}; upgrade one"
+            )
+        fingerprint = answer.tokenizer_fingerprint
+        if fingerprint not in (ANY_TOKENIZER, self._info.tokenizer_fingerprint):
+            raise Mismatch(
+                f"draft pool {self._pool} uses tokenizer {fingerprint[:12]}, the target "
+                f"{self._info.tokenizer_fingerprint[:12]}; export the drafter from this model"
+            )
+
+    async def _write(
+        self,
+        call: grpc.aio.StreamStreamCall[
+            draft_service_pb2.DraftRequest, draft_service_pb2.DraftResponse
+        ],
+    ) -> None:
+        while True:
+            await self._has_pending.wait()
+            self._has_pending.clear()
+            if self._num_pending > MAX_PENDING_EVENTS:
+                raise TimeoutError
+            message, self._pending = self._pending, draft_service_pb2.DraftRequest()
+            self._num_pending = 0
+            async with asyncio.timeout(self._limits.write_seconds):
+                await call.write(message)
+            self.counts["messages_sent"] += 1
+
+    async def _read(
+        self,
+        call: grpc.aio.StreamStreamCall[
+            draft_service_pb2.DraftRequest, draft_service_pb2.DraftResponse
+        ],
+    ) -> None:
+        async for message in call:
+            self.counts["messages_received"] += 1
+            for proposal in message.proposals:
+                self._take(proposal)
+            for session_id in message.unknown_session_ids:
+                self.counts["sessions_lost"] += 1
+                self._send(SessionLost(self._pool, session_id))
+            for refusal in message.refusals:
+                cause = fallback_from_proto(refusal.cause) or Fallback.UNREACHABLE
+                self._send(SessionRefused(self._pool, refusal.session_id, cause))
+
+    def _take(self, proposal: draft_service_pb2.Proposal) -> None:
+        limits = self._limits
+        try:
+            # Sizes come first: building a huge tree only to refuse it would be the attack.
+            if len(proposal.tree.token_ids) > limits.max_tree_nodes:
+                raise InvalidTree("too_many_nodes", f"{len(proposal.tree.token_ids)} nodes")
+            tree = tree_from_proto(proposal.tree)
+            tree.check_limits(
+                max_nodes=limits.max_tree_nodes,
+                max_depth=limits.max_tree_depth,
+                vocab_size=self._info.num_token_ids,
+            )
+        except InvalidTree as error:
+            self._refuse(error)
+            return
+        self.counts["trees"] += 1
+        self._send(TreeFact(proposal.session_id, proposal.base_len, tree, self._pool))
+
+    def _refuse(self, error: InvalidTree) -> None:
+        self.counts[f"invalid_{error.cause}"] += 1
+        self.counts["invalid"] += 1
+        if self.counts[f"invalid_{error.cause}"] == 1:
+            log.warning("invalid_tree", pool=self._pool, cause=error.cause, detail=error.message)
+        if self.counts["invalid"] % self._limits.max_invalid_trees == 0:
+            raise _Retry(
+                Fallback.DEMOTED,
+                f"{self._limits.max_invalid_trees} invalid trees, last: {error.message}",
+                self._limits.demotion_seconds,
+            )
+
+    async def _watch(self, stub: draft_service_pb2_grpc.DraftServiceAsyncStub) -> None:
+        while True:
+            await asyncio.sleep(self._limits.heartbeat_seconds)
+            await stub.GetCapabilities(
+                draft_service_pb2.GetCapabilitiesRequest(), timeout=self._limits.connect_seconds
+            )
+
+    def _set_down(self, cause: Fallback, detail: str) -> None:
+        if self.status.cause is None or self.status.detail != detail:
+            log.warning("draft_link_down", pool=self._pool, cause=cause.name, detail=detail)
+        if self.status.cause != cause:
+            self._send(PoolDown(self._pool, cause))
+        self.status = PoolStatus(self._pool, cause, detail)

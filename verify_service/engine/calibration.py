@@ -1,0 +1,89 @@
+"""
+How far drafters' estimates can be trusted: raw log-probability in, observed hit rate out.
+
+Estimates are binned; each bin holds decayed counts of trials and hits. A sequence's own counts are
+blended with its pool's, and the pool's with the raw estimate, so that each level speaks up as it
+gathers evidence (a hierarchical Beta model).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from verify_service.engine.draft_trie import Observation
+
+_EDGES = (0.03, 0.06, 0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.96, 0.985)
+NUM_BINS = len(_EDGES) + 1
+_LOG_EDGES = tuple(math.log(edge) for edge in _EDGES)
+
+POOL_DECAY = 0.998
+SEQUENCE_DECAY = 0.97
+POOL_PRIOR_TRIALS = 8.0
+SEQUENCE_PRIOR_TRIALS = 6.0
+
+
+def bin_of(log_prob: float) -> int:
+    """Return the index of the bin that a log-probability falls into."""
+    low, high = 0, len(_LOG_EDGES)
+    while low < high:
+        middle = (low + high) // 2
+        if log_prob < _LOG_EDGES[middle]:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+class HitCounts:
+    """Decayed trials and hits per bin."""
+
+    __slots__ = ("_decay", "hits", "trials")
+
+    def __init__(self, decay: float) -> None:
+        self._decay = decay
+        self.trials = [0.0] * NUM_BINS
+        self.hits = [0.0] * NUM_BINS
+
+    def record(self, observation: Observation) -> None:
+        """Count one observation."""
+        index = bin_of(observation.log_prob)
+        self.trials[index] = self.trials[index] * self._decay + 1.0
+        self.hits[index] = self.hits[index] * self._decay + float(observation.hit)
+
+    def rate(self, index: int, prior: float, prior_trials: float) -> float:
+        """Return the hit rate of a bin, ``prior`` counting as ``prior_trials`` trials."""
+        return (self.hits[index] + prior * prior_trials) / (self.trials[index] + prior_trials)
+
+
+class PoolCalibration:
+    """The hit rates of one draft pool, shared by its sequences."""
+
+    def __init__(self) -> None:
+        self.counts = HitCounts(POOL_DECAY)
+        self.squared_error = 0.0
+        """Decayed mean squared error of the calibrated estimates (Brier score)."""
+
+    def rate(self, log_prob: float) -> float:
+        """Return the probability that a node with this raw estimate hits."""
+        return self.counts.rate(bin_of(log_prob), math.exp(log_prob), POOL_PRIOR_TRIALS)
+
+
+class SequenceCalibration:
+    """The hit rates of one sequence, seeded by its pool's."""
+
+    def __init__(self, pool: PoolCalibration) -> None:
+        self._pool = pool
+        self._counts = HitCounts(SEQUENCE_DECAY)
+
+    def rate(self, log_prob: float) -> float:
+        """Return the probability that a node with this raw estimate hits, given its parent did."""
+        return self._counts.rate(bin_of(log_prob), self._pool.rate(log_prob), SEQUENCE_PRIOR_TRIALS)
+
+    def record(self, observations: Iterable[Observation]) -> None:
+        """Learn from committed tokens."""
+        for observation in observations:
+            error = self.rate(observation.log_prob) - float(observation.hit)
+            self._pool.squared_error += 0.01 * (error * error - self._pool.squared_error)
+            self._counts.record(observation)
+            self._pool.counts.record(observation)

@@ -1,0 +1,161 @@
+"""
+From tries to the trees of one step, and back: what is verified, and what is learned from it.
+
+Nodes take only KV blocks that nobody waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from paceline.tree import TokenTree
+from verify_service.engine.block_manager import BlockManager
+from verify_service.engine.cost_table import CostTable
+from verify_service.engine.draft_budget import Candidate, candidates, plan, tree_of
+from verify_service.engine.draft_trie import MergeOutcome
+from verify_service.engine.goodput import worthwhile_wait
+from verify_service.engine.scheduler import Turn
+from verify_service.engine.sequence import Sequence
+from verify_service.engine.steps import SequenceStep, TreeFact
+
+EMA_WEIGHT = 0.15
+
+
+class BudgetMode(Enum):
+    """How the number of nodes is chosen."""
+
+    ADAPTIVE = auto()
+    """By expected goodput from learned costs."""
+    FIXED = auto()
+    """Always as many as the limits allow; for tests and comparisons."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """One sequence's turn with the tree that it verifies."""
+
+    turn: Turn
+    tree: TokenTree
+
+    @property
+    def num_rows(self) -> int:
+        """Committed rows and nodes."""
+        return self.turn.num_rows + self.tree.num_nodes
+
+
+LimitsOf = Callable[[Sequence], tuple[BudgetMode, int]]
+
+
+def merge_fact(sequence: Sequence, fact: TreeFact) -> MergeOutcome:
+    """Merge a tree into the sequence's trie if it comes from whom the sequence listens to."""
+    if fact.pool != sequence.session_pool or (not fact.pool and not sequence.request.lockstep):
+        return MergeOutcome.STALE
+    outcome = sequence.trie.merge(fact.base_len, fact.tree, sequence.token_ids)
+    if not fact.pool:
+        sequence.pending_verdicts += 1
+    if fact.base_len == len(sequence.token_ids) and sequence.awaits_tree:
+        sequence.awaits_tree = False
+        sequence.arrival_rate += EMA_WEIGHT * (1.0 - sequence.arrival_rate)
+    return outcome
+
+
+def select(
+    turns: list[Turn],
+    costs: CostTable,
+    blocks: BlockManager,
+    limits_of: LimitsOf,
+    context_length: int,
+) -> list[Selected]:
+    """Return every turn with its tree; sequences without drafts get the empty tree."""
+    offers = [_offer(turn, limits_of, context_length) for turn in turns]
+    num_rows = sum(turn.num_rows for turn in turns)
+    trees = [TokenTree()] * len(turns)
+    if any(offers):
+        modes = [limits_of(turn.sequence)[0] for turn in turns]
+        context = sum(turn.sequence.num_stored for turn in turns)
+        adaptive = [
+            offer if _is_budgeted(turn, mode) else []
+            for offer, turn, mode in zip(offers, turns, modes, strict=True)
+        ]
+        planned = plan(adaptive, costs.curve(context), num_rows).trees
+        trees = [
+            tree if _is_budgeted(turn, mode) else tree_of(offer, set(range(len(offer))))
+            for tree, offer, turn, mode in zip(planned, offers, turns, modes, strict=True)
+        ]
+    return [
+        Selected(turn, _fit(turn.sequence, tree, blocks))
+        for turn, tree in zip(turns, trees, strict=True)
+    ]
+
+
+def learn(sequence: Sequence, step: SequenceStep) -> None:
+    """Re-root the trie along what was committed and learn from all that it had said."""
+    had_nodes = sequence.trie.num_nodes > 0
+    observations = sequence.trie.advance(step.token_ids)
+    if sequence.calibration is not None:
+        sequence.calibration.record(observations)
+    if had_nodes:
+        gained = step.num_accepted - sequence.accepted_ema
+        sequence.accepted_ema += EMA_WEIGHT * gained
+    if sequence.awaits_tree:
+        sequence.arrival_rate -= EMA_WEIGHT * sequence.arrival_rate
+    sequence.awaits_tree = bool(sequence.session_pool)
+
+
+def draft_wait_seconds(running: Iterable[Sequence], costs: CostTable, max_seconds: float) -> float:
+    """Return how long a step may wait for the trees of sequences that have none."""
+    decoding = [sequence for sequence in running if sequence.is_decoding]
+    expected = sum(
+        sequence.accepted_ema * sequence.arrival_rate
+        for sequence in decoding
+        if sequence.awaits_tree and sequence.trie.num_nodes == 0
+    )
+    if expected == 0.0:
+        return 0.0
+    context = sum(sequence.num_stored for sequence in decoding)
+    return worthwhile_wait(
+        expected_tokens=expected,
+        num_sequences=len(decoding),
+        step_seconds=costs.seconds(len(decoding), context),
+        max_seconds=max_seconds,
+    )
+
+
+def _is_budgeted(turn: Turn, mode: BudgetMode) -> bool:
+    return mode is BudgetMode.ADAPTIVE and not turn.sequence.request.lockstep
+
+
+def _offer(turn: Turn, limits_of: LimitsOf, context_length: int) -> list[Candidate]:
+    sequence = turn.sequence
+    is_first = not sequence.has_emitted and not sequence.request.lockstep
+    if not turn.is_decode or is_first or sequence.trie.num_nodes == 0:
+        return []
+    mode, max_nodes = limits_of(sequence)
+    calibration = sequence.calibration
+    trusting = calibration is None or mode is BudgetMode.FIXED
+    rate = _certain if trusting or calibration is None else calibration.rate
+    return candidates(
+        sequence.trie,
+        rate,
+        max_nodes=max_nodes,
+        max_depth=sequence.max_new_tokens(context_length) - 1,
+    )
+
+
+def _certain(log_prob: float) -> float:
+    # Ranks nodes by depth, then by order of arrival; nothing is left out as unlikely.
+    return 0.999 if log_prob <= 0 else 1.0
+
+
+def _fit(sequence: Sequence, tree: TokenTree, blocks: BlockManager) -> TokenTree:
+    """Trim a tree to the blocks that are free and give the sequence those blocks."""
+    if tree.num_nodes == 0:
+        return tree
+    slots = (len(sequence.block_table) + blocks.num_free) * blocks.block_size
+    room = min(tree.num_nodes, slots - len(sequence.token_ids))
+    if room < tree.num_nodes:
+        tree = TokenTree(tree.token_ids[:room], tree.parents[:room], tree.log_probs[:room])
+    blocks.grow(sequence.block_table, len(sequence.token_ids) + tree.num_nodes)
+    return tree

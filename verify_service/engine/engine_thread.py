@@ -1,0 +1,113 @@
+"""
+The thread that turns the engine's crank. It never awaits and knows no transport: commands come in
+through a bounded inbox, outputs leave through one callback, called on this thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from paceline.errors import EngineFailed, Overloaded
+from verify_service.engine.step_engine import StepEngine
+from verify_service.engine.steps import Command, StepOutput, TreeFact
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+MAX_INBOX = 65_536
+MAX_UNREAD_OUTPUTS = 256
+IDLE_SECONDS = 0.1
+STALLED_SECONDS = 0.002
+SWITCH_INTERVAL_SECONDS = 0.0005
+"""How soon the other thread gets the interpreter; the default 5 ms would delay every step."""
+
+
+class EngineThread:
+    """Owns a ``StepEngine``; everyone else talks to it through ``send``."""
+
+    def __init__(self, engine: StepEngine, on_output: Callable[[StepOutput], None]) -> None:
+        self._engine = engine
+        self._on_output = on_output
+        self._inbox: deque[Command] = deque()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._unread = threading.Semaphore(MAX_UNREAD_OUTPUTS)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start cranking."""
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        """
+        Hand over a command; callable from any thread.
+
+        Trees are dropped when the inbox is full, since they are only hints; raises ``Overloaded``
+        for anything else.
+        """
+        if len(self._inbox) >= MAX_INBOX:
+            if isinstance(command, TreeFact):
+                return
+            raise Overloaded("the engine's inbox is full", retry_after_seconds=1.0)
+        self._inbox.append(command)
+        self._wake.set()
+
+    def output_read(self) -> None:
+        """Say that one output was taken over; the engine pauses when too many are unread."""
+        self._unread.release()
+
+    def stop(self, timeout_seconds: float = 10.0) -> None:
+        """Stop after the step under way."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._drain()
+            if self._engine.has_work():
+                self._wait_for_trees()
+                self._publish(self._step())
+            else:
+                self._idle()
+
+    def _step(self) -> StepOutput:
+        try:
+            return self._engine.step()
+        except Exception as error:
+            log.exception("engine_step_failed")
+            return self._engine.fail_all(EngineFailed(f"the engine failed: {error}"))
+
+    def _publish(self, output: StepOutput) -> None:
+        while not self._unread.acquire(timeout=IDLE_SECONDS):
+            if self._stopping.is_set():
+                return
+        self._on_output(output)
+        if not output.steps and not output.failures and output.load.num_rows == 0:
+            # Nothing could run (blocks held by parked sequences): do not spin.
+            self._wake.wait(STALLED_SECONDS)
+
+    def _drain(self) -> None:
+        self._wake.clear()
+        while self._inbox:
+            self._engine.apply(self._inbox.popleft())
+
+    def _wait_for_trees(self) -> None:
+        until = time.monotonic() + self._engine.draft_wait_seconds()
+        while (left := until - time.monotonic()) > 0 and not self._stopping.is_set():
+            self._wake.wait(left)
+            self._drain()
+            if self._engine.draft_wait_seconds() == 0.0:
+                return
+
+    def _idle(self) -> None:
+        if self._engine.num_sequences == 0:
+            self._engine.check_integrity()
+        self._wake.wait(IDLE_SECONDS)

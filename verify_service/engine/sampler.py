@@ -1,0 +1,149 @@
+"""The target's own choice of a token from one row of logits. It decides nothing about drafts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
+
+from paceline.noise import MAX_NOISE
+from verify_service.engine.noise import gumbel_noise
+from verify_service.engine.sampling import SamplingParams
+from verify_service.engine.sequence import Sequence
+from verify_service.engine.steps import TokenLogprobs
+
+_NUCLEUS_HEAD = 1024
+"""The nucleus is looked for among this many best tokens before everything is sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One chosen token."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+def choose(logits: torch.Tensor, sequence: Sequence, path: SequenceOf[int]) -> Choice | None:
+    """
+    Return the target's token after the committed tokens and ``path``.
+
+    ``logits`` hold the ids that may be emitted  # [num_token_ids]. ``None``: the row holds NaN,
+    infinity or nothing that may be chosen.
+    """
+    request = sequence.request
+    scores = _adjusted(logits, sequence, path)
+    position = len(sequence.token_ids) + len(path)
+    token_id = pick(scores, request.sampling, position)
+    if token_id is None:
+        return None
+    if request.num_logprobs is None:
+        return Choice(token_id)
+    return Choice(token_id, _logprobs(logits, token_id, request.num_logprobs))
+
+
+def pick(scores: torch.Tensor, params: SamplingParams, position: int) -> int | None:
+    """
+    Return ``argmax(scores / T + noise)`` over the tokens that the cuts leave; the first on a tie.
+
+    Without noise at temperature 0. ``position`` is the index of the token being chosen.
+    """
+    best = int(scores.argmax())
+    peak = float(scores[best])
+    if not math.isfinite(peak):
+        return None
+    if params.is_greedy:
+        return best
+    scaled = scores.to(torch.float64) / params.temperature
+    token_ids = _support(scaled, params)
+    if token_ids is None:
+        first = torch.tensor([best], device=scores.device)
+        floor = float(scaled[best] + gumbel_noise(params.seed, position, first)[0]) - MAX_NOISE
+        token_ids = torch.nonzero(scaled >= floor).squeeze(1)
+    total = scaled[token_ids] + gumbel_noise(params.seed, position, token_ids)
+    return int(token_ids[total.argmax()])
+
+
+def _support(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
+    """Return the ids that top-k, top-p and min-p leave, or None where nothing is cut."""
+    token_ids: torch.Tensor | None = None
+    if 0 < params.top_k < scaled.numel():
+        token_ids = torch.topk(scaled, params.top_k).indices
+    if params.top_p < 1.0:
+        token_ids = _nucleus(scaled, token_ids, params.top_p)
+    if params.min_p > 0.0:
+        floor = float(scaled.max()) + math.log(params.min_p)
+        if token_ids is None:
+            token_ids = torch.nonzero(scaled >= floor).squeeze(1)
+        else:
+            token_ids = token_ids[scaled[token_ids] >= floor]
+    return token_ids
+
+
+def _nucleus(scaled: torch.Tensor, token_ids: torch.Tensor | None, top_p: float) -> torch.Tensor:
+    """Return the fewest best tokens whose probabilities reach ``top_p``."""
+    values = scaled if token_ids is None else scaled[token_ids]
+    log_total = torch.logsumexp(values, dim=0)
+    if values.numel() > _NUCLEUS_HEAD:
+        head, order = torch.topk(values, _NUCLEUS_HEAD)
+        if float(torch.exp(head - log_total).sum()) < top_p:
+            head, order = torch.sort(values, descending=True, stable=True)
+    else:
+        head, order = torch.sort(values, descending=True, stable=True)
+    probabilities = torch.exp(head - log_total)
+    before = probabilities.cumsum(0) - probabilities
+    order = order[before < top_p]
+    return order if token_ids is None else token_ids[order]
+
+
+def _adjusted(logits: torch.Tensor, sequence: Sequence, path: SequenceOf[int]) -> torch.Tensor:
+    """Return the logits after penalties, bias and minimum length; a copy if any applies."""
+    params, limits = sequence.request.sampling, sequence.request.limits
+    is_short = sequence.num_emitted + len(path) < limits.min_tokens
+    if not (params.has_penalties or params.logit_bias or (is_short and limits.stop_token_ids)):
+        return logits
+    scores = logits.clone()
+    if params.has_penalties:
+        _penalize(scores, params, sequence, path)
+    if params.logit_bias:
+        token_ids = _ids(params.logit_bias.keys(), scores)
+        scores[token_ids] += torch.tensor(
+            list(params.logit_bias.values()), dtype=scores.dtype, device=scores.device
+        )
+    if is_short and limits.stop_token_ids:
+        scores[_ids(limits.stop_token_ids, scores)] = -math.inf
+    return scores
+
+
+def _penalize(
+    scores: torch.Tensor, params: SamplingParams, sequence: Sequence, path: SequenceOf[int]
+) -> None:
+    if params.repetition_penalty != 1.0:
+        seen = _ids({*sequence.token_ids, *path}, scores)
+        values = scores[seen]
+        penalty = params.repetition_penalty
+        scores[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        counts = Counter([*sequence.token_ids[sequence.prompt_len :], *path])
+        if counts:
+            amounts = torch.tensor(list(counts.values()), dtype=scores.dtype, device=scores.device)
+            scores[_ids(counts, scores)] -= (
+                params.presence_penalty + params.frequency_penalty * amounts
+            )
+
+
+def _ids(token_ids: Iterable[int], scores: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(list(token_ids), dtype=torch.int64, device=scores.device)
+
+
+def _logprobs(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLogprobs:
+    values = torch.log_softmax(logits.to(torch.float64), dim=0)
+    if num_top == 0:
+        return TokenLogprobs(float(values[token_id]))
+    top = torch.topk(values, min(num_top, values.numel()))
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return TokenLogprobs(float(values[token_id]), tuple(pairs))

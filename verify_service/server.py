@@ -1,0 +1,145 @@
+"""Puts the verifier together: load, warm up, listen, serve; on a signal drain and stop."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from paceline.errors import ConfigurationError, EngineFailed
+from paceline.serving import Server, termination_signal
+from paceline.v1 import verify_service_pb2, verify_service_pb2_grpc
+from verify_service.draft_link import DraftLink
+from verify_service.engine.draft_selection import BudgetMode
+from verify_service.engine.engine_thread import EngineThread
+from verify_service.engine.sampling import SamplingParams
+from verify_service.engine.step_engine import EngineConfig, StepEngine
+from verify_service.engine.steps import StepOutput
+from verify_service.generation_defaults import generation_defaults
+from verify_service.servicer import VerifyServicer
+from verify_service.settings import VerifySettings
+from verify_service.step_router import StepRouter
+from verify_service.targets.registry import load_target
+from verify_service.targets.target import TargetInfo, TargetModel
+from verify_service.warm_up import warm_up
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+TOKENS_PER_SEQUENCE = 1024
+MOST_DEFAULT_TOKENS = 32_768
+SERVICE_NAME = verify_service_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A warm engine and what it serves by default."""
+
+    engine: StepEngine
+    defaults: SamplingParams
+
+
+def engine_config(settings: VerifySettings, info: TargetInfo) -> EngineConfig:
+    """Return the engine's limits for a target; raises ``ConfigurationError`` if it cannot fit."""
+    size = settings.block_size
+    per_sequence = min(TOKENS_PER_SEQUENCE, info.context_length)
+    tokens = max(settings.max_running * per_sequence, min(info.context_length, MOST_DEFAULT_TOKENS))
+    num_blocks = settings.num_kv_blocks or -(-tokens // size)
+    if num_blocks * size < 2 * size:
+        raise ConfigurationError("setting num_kv_blocks: at least 2 blocks are needed")
+    return EngineConfig(
+        num_blocks=num_blocks,
+        block_size=size,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        max_prefill_rows=settings.max_prefill_rows,
+        max_draft_tokens=settings.max_draft_tokens,
+        max_draft_wait_seconds=settings.max_draft_wait_ms / 1000,
+        budget=BudgetMode[settings.draft_budget.upper()],
+        prefix_caching=settings.prefix_caching,
+        draft_pools=tuple(settings.pools),
+    )
+
+
+def load(settings: VerifySettings) -> Loaded:
+    """Load the target and warm the engine up; raises ``ConfigurationError`` naming the cause."""
+    target: TargetModel = load_target(settings)
+    engine = StepEngine(target, engine_config(settings, target.info))
+    warm_up(engine)
+    defaults = generation_defaults(settings.model) if settings.model else SamplingParams()
+    return Loaded(engine, defaults)
+
+
+class VerifyServer:
+    """One engine, its draft links and its gRPC server."""
+
+    def __init__(self, loaded: Loaded, settings: VerifySettings) -> None:
+        engine = loaded.engine
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self.engine_thread = EngineThread(engine, self._on_output)
+        info = engine.info
+        self.links = {
+            pool: DraftLink(pool, address, info, self.engine_thread.send)
+            for pool, address in settings.pools.items()
+        }
+        self.router = StepRouter(self.engine_thread.send, self.links)
+        self.server = Server([SERVICE_NAME], with_reflection=settings.reflection)
+        servicer = VerifyServicer(self.router, self.links, info, engine.config, loaded.defaults)
+        verify_service_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, self.server.grpc)
+
+    async def start(self) -> int:
+        """Listen, connect to the draft pools, say that it is ready; returns the port."""
+        port = self.server.listen(self._settings.listen)
+        await self.server.start()
+        host = self._settings.listen.rpartition(":")[0]
+        log.info("listening", address=f"{host}:{port}")
+        self.engine_thread.start()
+        for link in self.links.values():
+            link.start()
+        await self.server.set_ready(True)
+        log.info("ready", address=f"{host}:{port}")
+        return port
+
+    async def drain(self) -> None:
+        """Refuse new requests, let running ones end, then cut what is left."""
+        await self.server.set_ready(False)
+        self.router.is_draining = True
+        self.router.deliver(StepOutput(load=self.router.load))
+        await asyncio.sleep(self._settings.propagation_delay_seconds)
+        try:
+            async with asyncio.timeout(self._settings.drain_seconds):
+                await self.router.wait_until_idle()
+        except TimeoutError:
+            log.warning("drain_timed_out", num_sequences=self.router.num_sequences)
+
+    async def aclose(self) -> None:
+        """Stop everything."""
+        for link in self.links.values():
+            await link.aclose()
+        await self.server.stop(0.5)
+        await asyncio.to_thread(self.engine_thread.stop)
+
+    def _on_output(self, output: StepOutput) -> None:
+        # Called on the engine thread; everything else here lives on the loop.
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, output)
+        except RuntimeError as error:
+            raise EngineFailed("the event loop is closed") from error
+
+    def _deliver(self, output: StepOutput) -> None:
+        self.engine_thread.output_read()
+        self.router.deliver(output)
+
+
+async def serve(settings: VerifySettings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain."""
+    loaded = await asyncio.to_thread(load, settings)
+    async with termination_signal() as terminated:
+        server = VerifyServer(loaded, settings)
+        await server.start()
+        await terminated.wait()
+        log.info("draining")
+        await server.drain()
+        await server.aclose()
+        log.info("stopped")

@@ -1,0 +1,217 @@
+"""``VerifyService``: decode, delegate, encode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from importlib.metadata import version
+
+import grpc.aio
+import structlog
+
+from paceline.codec import protocol_range, tree_from_proto
+from paceline.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unavailable
+from paceline.status import rich_status
+from paceline.v1 import types_pb2, verify_service_pb2, verify_service_pb2_grpc
+from verify_service.codec import (
+    fallback_to_proto,
+    request_from_proto,
+    sampling_to_proto,
+    step_to_proto,
+)
+from verify_service.draft_link import DraftLink
+from verify_service.engine.sampling import SamplingParams
+from verify_service.engine.sequence import Drafting, Request
+from verify_service.engine.step_engine import EngineConfig
+from verify_service.engine.steps import TreeFact
+from verify_service.gateway_stream import GatewayStream, VerifySession
+from verify_service.request_limits import MAX_LOGPROBS
+from verify_service.step_router import StepRouter
+from verify_service.targets.target import TargetInfo
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+IDLE_SESSION_SECONDS = 60.0
+"""A ``Verify`` client that sends nothing for this long loses its session and the KV it holds."""
+
+
+class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
+    """Serves one engine to gateways and to clients with their own drafter."""
+
+    def __init__(
+        self,
+        router: StepRouter,
+        links: Mapping[str, DraftLink],
+        info: TargetInfo,
+        config: EngineConfig,
+        defaults: SamplingParams,
+    ) -> None:
+        self._router = router
+        self._links = links
+        self._info = info
+        self._config = config
+        self._defaults = defaults
+
+    async def GetModelInfo(
+        self,
+        request: verify_service_pb2.GetModelInfoRequest,
+        context: grpc.aio.ServicerContext[
+            verify_service_pb2.GetModelInfoRequest, verify_service_pb2.GetModelInfoResponse
+        ],
+    ) -> verify_service_pb2.GetModelInfoResponse:
+        """Return what is fixed about the model, and which draft pools can be used now."""
+        info = self._info
+        return verify_service_pb2.GetModelInfoResponse(
+            model=info.name,
+            tokenizer_fingerprint=info.tokenizer_fingerprint,
+            vocab_size=info.vocab_size,
+            context_length=info.context_length,
+            engine=info.engine,
+            eos_token_ids=info.eos_token_ids,
+            capabilities=verify_service_pb2.Capabilities(
+                trees=True,
+                verification_rules=[types_pb2.VERIFICATION_RULE_SAMPLE_AND_MATCH],
+                max_draft_tokens=self._config.max_draft_tokens,
+                max_logprobs=MAX_LOGPROBS,
+                penalties=True,
+                logit_bias=True,
+                seeded_invariance=True,
+                prefix_caching=self._config.prefix_caching,
+            ),
+            protocol=protocol_range(),
+            draft_pools=[
+                verify_service_pb2.DraftPool(
+                    name=link.status.name,
+                    available=link.status.cause is None,
+                    cause=fallback_to_proto(link.status.cause),
+                    detail=link.status.detail,
+                    drafter=link.status.drafter,
+                    version=link.status.version,
+                )
+                for link in self._links.values()
+            ],
+            default_sampling=sampling_to_proto(self._defaults),
+            version=version("paceline"),
+        )
+
+    async def Attach(
+        self,
+        request_iterator: AsyncIterator[verify_service_pb2.AttachRequest],
+        context: grpc.aio.ServicerContext[
+            verify_service_pb2.AttachRequest, verify_service_pb2.AttachResponse
+        ],
+    ) -> AsyncIterator[verify_service_pb2.AttachResponse]:
+        """Serve one gateway until its stream ends; its requests end with it."""
+        stream = GatewayStream(self._router, self._info, self._defaults, self._config.max_running)
+        self._router.attach(stream)
+        log.info("gateway_attached", peer=context.peer())
+        reader = asyncio.create_task(_receive_all(stream, request_iterator))
+        writer = stream.messages()
+        try:
+            while not reader.done():
+                following = asyncio.ensure_future(anext(writer))
+                await asyncio.wait((reader, following), return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    following.cancel()
+                    break
+                yield following.result()
+            reader.result()
+        except PacelineError as error:
+            await context.abort_with_status(rich_status(error))
+        finally:
+            self._router.detach(stream)
+            reader.cancel()
+            log.info("gateway_detached", peer=context.peer())
+
+    async def Verify(
+        self,
+        request_iterator: AsyncIterator[verify_service_pb2.VerifyRequest],
+        context: grpc.aio.ServicerContext[
+            verify_service_pb2.VerifyRequest, verify_service_pb2.VerifyResponse
+        ],
+    ) -> AsyncIterator[verify_service_pb2.VerifyResponse]:
+        """Verify a client's own trees, one verdict per proposal."""
+        session = VerifySession()
+        self._router.attach(session)
+        try:
+            async for response in self._verify(session, request_iterator):
+                yield response
+        except PacelineError as error:
+            await context.abort_with_status(rich_status(error))
+        finally:
+            self._router.detach(session)
+
+    async def _verify(
+        self,
+        session: VerifySession,
+        requests: AsyncIterator[verify_service_pb2.VerifyRequest],
+    ) -> AsyncIterator[verify_service_pb2.VerifyResponse]:
+        opening = await _next(requests)
+        if opening is None or opening.WhichOneof("operation") != "open":
+            raise InvalidRequest("the first message of a session must be open", field="operation")
+        request = self._open(opening.open, session)
+        committed = len(request.prompt_token_ids) + len(request.emitted_token_ids)
+        yield verify_service_pb2.VerifyResponse(opened_len=committed)
+        while (message := await _next(requests)) is not None:
+            if message.WhichOneof("operation") != "proposal":
+                raise InvalidRequest("expected a proposal", field="operation")
+            self._propose(message.proposal, request.sequence_id, committed)
+            step = await session.verdict()
+            committed += len(step.token_ids)
+            yield verify_service_pb2.VerifyResponse(
+                verdict=step_to_proto(step, opening.open.request_id)
+            )
+            if step.finish_reason is not None:
+                return
+
+    def _open(self, message: verify_service_pb2.Start, session: VerifySession) -> Request:
+        if self._router.is_draining:
+            raise Unavailable("the verifier is draining", retry_after_seconds=0.5)
+        request = request_from_proto(
+            message,
+            sequence_id=self._router.next_id(),
+            info=self._info,
+            defaults=self._defaults,
+            now=time.monotonic(),
+            lockstep=True,
+        )
+        self._router.submit(request, Drafting(), session)
+        return request
+
+    def _propose(
+        self, message: verify_service_pb2.VerifyProposal, sequence_id: int, committed: int
+    ) -> None:
+        tree = tree_from_proto(message.tree)
+        tree.check_limits(
+            max_nodes=self._config.max_draft_tokens,
+            max_depth=self._config.max_draft_tokens,
+            vocab_size=self._info.num_token_ids,
+        )
+        if message.base_len > committed:
+            raise InvalidRequest(
+                f"base_len is {message.base_len}, only {committed} tokens are committed",
+                field="base_len",
+            )
+        self._router.send(TreeFact(sequence_id, message.base_len, tree))
+
+
+async def _receive_all(
+    stream: GatewayStream, requests: AsyncIterator[verify_service_pb2.AttachRequest]
+) -> None:
+    with contextlib.suppress(grpc.aio.UsageError):
+        async for message in requests:
+            stream.receive(message)
+
+
+async def _next(
+    requests: AsyncIterator[verify_service_pb2.VerifyRequest],
+) -> verify_service_pb2.VerifyRequest | None:
+    try:
+        async with asyncio.timeout(IDLE_SESSION_SECONDS):
+            return await anext(requests, None)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"no proposal for {IDLE_SESSION_SECONDS:g} seconds; the session is closed"
+        ) from None

@@ -1,0 +1,62 @@
+"""The verifier's settings; environment prefix ``VERIFY_``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from paceline.settings import ServiceSettings
+
+
+class VerifySettings(ServiceSettings):
+    """Paceline's verify service: owns the target model and verifies drafts."""
+
+    model_config = SettingsConfigDict(env_prefix="VERIFY_")
+
+    target: Literal["torch", "table"] = "torch"
+    """``torch``: a Hugging Face model folder; ``table``: a function, for dry runs."""
+
+    model: Path | None = None
+    """Model folder (config.json, safetensors, tokenizer.json); needed by the torch target."""
+
+    device: str = "cpu"
+    """Where the torch target runs: ``cpu`` or ``cuda``."""
+
+    weights: Literal["auto", "float32", "packed-fp16", "bfloat16", "float16"] = "auto"
+    """How weights are held; ``auto`` packs them as fp16 on CPU, the fastest exact choice there."""
+
+    num_threads: int = Field(default=0, ge=0, le=1024)
+    """CPU threads of the torch target; 0 takes all cores."""
+
+    pools: dict[str, str] = Field(default_factory=dict)
+    """Draft pools, ``NAME=HOST:PORT``; requests name the pool that drafts for them."""
+
+    max_running: int = Field(default=16, ge=1, le=4096)
+    """Sequences in one batch; more wait."""
+
+    max_waiting: int = Field(default=256, ge=0, le=65536)
+    """Waiting sequences before new ones are refused with RESOURCE_EXHAUSTED."""
+
+    num_kv_blocks: int = Field(default=0, ge=0)
+    """KV blocks; 0 takes room for ``max_running`` sequences of 1024 tokens and one whole context."""
+
+    block_size: int = Field(default=16, ge=1, le=1024)
+    """Tokens per KV block."""
+
+    max_prefill_rows: int = Field(default=128, ge=1, le=65536)
+    """Prompt tokens computed per step: the longest stall that a new prompt causes for others."""
+
+    max_draft_tokens: int = Field(default=24, ge=0, le=512)
+    """Most drafted tokens verified per sequence and step; 0 switches drafting off."""
+
+    max_draft_wait_ms: float = Field(default=4.0, ge=0, le=1000)
+    """Longest wait for trees in flight, in milliseconds, and only where it pays."""
+
+    draft_budget: Literal["adaptive", "fixed"] = "adaptive"
+    """``adaptive``: as many nodes as learned costs justify; ``fixed``: always the maximum."""
+
+    prefix_caching: bool = True
+    """Reuse the KV of known prompt prefixes (per tenant)."""

@@ -1,0 +1,34 @@
+"""Which targets exist, and how each is made from the settings."""
+
+from __future__ import annotations
+
+from paceline.errors import ConfigurationError
+from verify_service.settings import VerifySettings
+from verify_service.targets.table import TableTarget, markov_logits
+from verify_service.targets.target import TargetModel
+
+TABLE_VOCAB_SIZE = 64
+TABLE_CONTEXT_LENGTH = 4096
+
+
+def load_target(settings: VerifySettings) -> TargetModel:
+    """Return the target that the settings name; raises ``ConfigurationError``."""
+    if settings.target == "table":
+        return TableTarget(
+            markov_logits(TABLE_VOCAB_SIZE),
+            vocab_size=TABLE_VOCAB_SIZE,
+            context_length=TABLE_CONTEXT_LENGTH,
+        )
+    if settings.model is None:
+        raise ConfigurationError(
+            "setting model: the torch target needs a model folder; pass --model DIR"
+        )
+    # torch models are heavy; a table target starts without them.
+    from verify_service.targets.torch_model import TorchTarget
+
+    return TorchTarget.load(
+        settings.model,
+        device=settings.device,
+        weights=settings.weights,
+        num_threads=settings.num_threads or None,
+    )
