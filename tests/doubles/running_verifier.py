@@ -18,6 +18,7 @@ from paceline.v1 import (
 )
 from tests.doubles.scripted_drafter import ScriptedDrafter
 from verify_service.engine.draft_selection import BudgetMode
+from verify_service.engine.engine_thread import EngineThread
 from verify_service.engine.sampling import SamplingParams
 from verify_service.engine.step_engine import EngineConfig, StepEngine
 from verify_service.server import Loaded, VerifyServer
@@ -55,7 +56,7 @@ async def running_verifier(
 ) -> AsyncIterator[tuple[VerifyServer, str]]:
     """Serve an engine on a free port and yield the server and its address."""
     settings = VerifySettings(target="table", pools=pools or {}, drain_seconds=5)
-    server = VerifyServer(Loaded(engine, SamplingParams()), settings)
+    server = VerifyServer(Loaded(EngineThread(engine), SamplingParams()), settings)
     port = await server.start()
     try:
         yield server, f"127.0.0.1:{port}"

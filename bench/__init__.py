@@ -1,0 +1,1 @@
+"""Measurements on a real model; not part of the distribution."""

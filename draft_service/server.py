@@ -1,0 +1,104 @@
+"""Puts a draft service together, and its life from listening to having drained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+import structlog
+
+from draft_service.codec import capabilities_to_proto
+from draft_service.drafter import Drafter
+from draft_service.proposing import proposer_for
+from draft_service.registry import create_drafter
+from draft_service.servicer import DraftServicer
+from draft_service.sessions import SessionTable, TableLimits
+from draft_service.settings import DraftSettings
+from paceline.serving import Server, termination_signal
+from paceline.v1 import draft_service_pb2
+from paceline.v1.draft_service_pb2_grpc import add_DraftServiceServicer_to_server
+
+SERVICE_NAME = draft_service_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class DraftServer:
+    """A draft service that listens; ready from the start, its drafter being warm."""
+
+    def __init__(self, server: Server, servicer: DraftServicer, address: str) -> None:
+        self._server = server
+        self._servicer = servicer
+        self.address = address
+
+    async def drain(self, *, propagation_delay_seconds: float, drain_seconds: float) -> None:
+        """
+        Stop for good: refuse new streams, tell the verifiers, and serve the open streams on.
+
+        Returns when all streams have ended, at the latest ``drain_seconds`` after telling.
+        """
+        await self._server.set_ready(False)
+        await asyncio.sleep(propagation_delay_seconds)
+        self._servicer.drain()
+        await self._server.stop(drain_seconds)
+
+
+@asynccontextmanager
+async def running_server(settings: DraftSettings, drafter: Drafter) -> AsyncIterator[DraftServer]:
+    """Serve a drafter as the settings say; raises ``ConfigurationError`` if it cannot listen."""
+    limits = _table_limits(settings)
+    proposer = proposer_for(drafter)
+    servicer = DraftServicer(
+        capabilities_to_proto(settings.name or drafter.info.kind, _version(), drafter.info, limits),
+        SessionTable(drafter, limits),
+        proposer,
+    )
+    server = Server([SERVICE_NAME], with_reflection=settings.reflection)
+    add_DraftServiceServicer_to_server(servicer, server.grpc)
+    port = server.listen(settings.listen)
+    await server.start()
+    address = f"{settings.listen.rpartition(':')[0]}:{port}"
+    log.info("listening", address=address, drafter=drafter.info.kind)
+    try:
+        await asyncio.to_thread(drafter.warm_up)
+        await server.set_ready(True)
+        log.info("ready", address=address)
+        yield DraftServer(server, servicer, address)
+    finally:
+        await server.stop(0)
+        await proposer.aclose()
+
+
+async def serve(settings: DraftSettings) -> None:
+    """Serve until a signal comes, then drain."""
+    async with (
+        termination_signal() as terminated,
+        running_server(settings, create_drafter(settings)) as server,
+    ):
+        await terminated.wait()
+        log.info("draining", drain_seconds=settings.drain_seconds)
+        await server.drain(
+            propagation_delay_seconds=settings.propagation_delay_seconds,
+            drain_seconds=settings.drain_seconds,
+        )
+    log.info("stopped")
+
+
+def _table_limits(settings: DraftSettings) -> TableLimits:
+    return TableLimits(
+        max_sessions=settings.max_sessions,
+        max_session_tokens=settings.max_session_tokens,
+        idle_session_seconds=settings.idle_session_seconds,
+        busy_session_seconds=settings.busy_session_seconds,
+        max_draft_tokens=settings.max_draft_tokens,
+        max_tree_depth=settings.max_tree_depth,
+    )
+
+
+def _version() -> str:
+    try:
+        return version("paceline")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,103 @@
+"""The DraftService on the wire: decodes, delegates to a stream's link, encodes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import grpc.aio
+import structlog
+
+from draft_service.codec import answer_to_proto, limits_from_proto, spec_from_proto
+from draft_service.link import DraftLink
+from draft_service.proposing import Proposer
+from draft_service.sessions import SessionTable
+from paceline.v1.draft_service_pb2 import (
+    DraftRequest,
+    DraftResponse,
+    GetCapabilitiesRequest,
+    GetCapabilitiesResponse,
+)
+from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+DraftContext: TypeAlias = grpc.aio.ServicerContext[DraftRequest, DraftResponse]
+
+
+class DraftServicer(DraftServiceServicer):
+    """Serves any number of verifiers, each with its own stream, from one table of sessions."""
+
+    def __init__(
+        self, capabilities: GetCapabilitiesResponse, table: SessionTable, proposer: Proposer
+    ) -> None:
+        self._capabilities = capabilities
+        self._table = table
+        self._proposer = proposer
+        self._links: set[DraftLink] = set()
+        self._stream_ids = itertools.count(1)
+        self._is_draining = False
+
+    async def GetCapabilities(
+        self,
+        request: GetCapabilitiesRequest,
+        context: grpc.aio.ServicerContext[GetCapabilitiesRequest, GetCapabilitiesResponse],
+    ) -> GetCapabilitiesResponse:
+        """Describe the drafter and the limits of its sessions."""
+        return self._capabilities
+
+    async def Draft(
+        self, request_iterator: AsyncIterable[DraftRequest], context: DraftContext
+    ) -> AsyncIterator[DraftResponse]:
+        """Answer a verifier's messages until its stream ends, then free its sessions."""
+        async with self._link(request_iterator, context.peer()) as link:
+            async for answer in link.answers():
+                yield answer_to_proto(answer)
+
+    def drain(self) -> None:
+        """Tell all verifiers, present and to come, that the service is about to stop."""
+        self._is_draining = True
+        for link in self._links:
+            link.drain()
+
+    @asynccontextmanager
+    async def _link(
+        self, requests: AsyncIterable[DraftRequest], peer: str
+    ) -> AsyncIterator[DraftLink]:
+        stream_id = next(self._stream_ids)
+        link = DraftLink(stream_id, self._table, self._proposer)
+        self._links.add(link)
+        if self._is_draining:
+            link.drain()
+        log.info("stream_opened", stream_id=stream_id, peer=peer)
+        reader = asyncio.create_task(_read(requests, link))
+        try:
+            yield link
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            self._links.discard(link)
+            link.free()
+            log.info("stream_closed", stream_id=stream_id, problems=dict(link.problems))
+
+
+async def _read(requests: AsyncIterable[DraftRequest], link: DraftLink) -> None:
+    try:
+        async for request in requests:
+            _apply(request, link)
+    except Exception as error:
+        log.error("stream_failed", exc_info=error)
+    finally:
+        link.end()
+
+
+def _apply(request: DraftRequest, link: DraftLink) -> None:
+    for opened in request.opens:
+        link.open(opened.session_id, spec_from_proto(opened), limits_from_proto(opened))
+    for commit in request.commits:
+        link.commit(commit.session_id, commit.base_len, tuple(commit.token_ids), commit.features)
+    for closed in request.closes:
+        link.close(closed.session_id)

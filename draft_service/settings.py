@@ -1,0 +1,63 @@
+"""What the draft service can be told. Drafters of other distributions bring their own settings."""
+
+from __future__ import annotations
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from paceline.settings import ServiceSettings
+
+
+class DraftSettings(ServiceSettings):
+    """Settings of the draft service."""
+
+    model_config = SettingsConfigDict(env_prefix="DRAFT_")
+
+    name: str = Field(default="", max_length=100)
+    """Name that verifiers see in logs and metrics. Empty: the drafter's."""
+
+    drafter: str = Field(default="ngram", min_length=1)
+    """Which drafter proposes, by its name in the registry. ``ngram`` needs no model."""
+
+    max_sessions: int = Field(default=1024, ge=1, le=1_000_000)
+    """Sessions held at once, of all verifiers; the least recently used one makes room. An n-gram
+    session holds about 90 bytes per token and 0.1 MB, so 1024 of 8k tokens take about 0.9 GB."""
+
+    max_session_tokens: int = Field(default=131_072, ge=16, le=8_388_608)
+    """Most committed tokens of a session; longer ones are refused and run without drafts. Bounds
+    memory: 131072 is the context of most models and takes about 12 MB."""
+
+    idle_session_seconds: float = Field(default=600.0, gt=0, le=86_400)
+    """A session without a message for this long is forgotten: its verifier has lost it. Long, as
+    a verifier may suspend a sequence for minutes, and re-opening costs it one message."""
+
+    busy_session_seconds: float = Field(default=1.0, ge=0, le=3600)
+    """A session used within this time is not forgotten to make room; the new one is refused
+    instead. Longer than a verifier's step, else a full table would evict sessions in use in turn
+    and serve none of them."""
+
+    max_draft_tokens: int = Field(default=48, ge=1, le=64)
+    """Most nodes of a tree. A verifier takes 5 to 11 a step and uses the rest in later steps, so
+    that a copied passage outlasts several round trips; 64 nodes are about 600 bytes."""
+
+    max_tree_depth: int = Field(default=48, ge=1, le=64)
+    """Longest path of a tree. As deep as the tree has nodes: while copying one chain is best."""
+
+    ngram_min_len: int = Field(default=1, ge=1, le=64)
+    """Shortest match, in tokens, that is worth a draft. Estimates after one token are low (about
+    0.2) but honest, so the verifier decides."""
+
+    ngram_max_len: int = Field(default=16, ge=1, le=64)
+    """Longest match that is told from a longer one. Beyond 16 tokens the text is being copied."""
+
+    ngram_min_probability: float = Field(default=0.02, gt=0, lt=1)
+    """Nodes are left out whose whole path is less likely than this. A row costs a verifier at
+    least 1 to 2 % of a step, so that less likely nodes never pay."""
+
+    @field_validator("ngram_max_len")
+    @classmethod
+    def _is_not_below_the_shortest(cls, value: int, info: ValidationInfo) -> int:
+        shortest = info.data.get("ngram_min_len", value)
+        if value < shortest:
+            raise ValueError(f"must be at least ngram_min_len, which is {shortest}")
+        return value

@@ -1,0 +1,24 @@
+"""The service under contract: one in this process, or the one whose address was given."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from draft_service.registry import create_drafter
+from draft_service.server import running_server
+from draft_service.settings import DraftSettings
+
+
+@pytest_asyncio.fixture
+async def draft_address(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """Yield the address of the draft service that the suite runs against."""
+    given: str | None = request.config.getoption("--draft-address")
+    if given:
+        yield given
+        return
+    settings = DraftSettings(listen="127.0.0.1:0")
+    async with running_server(settings, create_drafter(settings)) as server:
+        yield server.address
