@@ -1,0 +1,124 @@
+"""One output as it grows: ids, text, statistics, and where it ends. It talks to nobody."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+from gateway.generation import FinishReason, Step, TokenLimits, TokenLogprobs
+from gateway.speculation_record import SpeculationRecord
+from gateway.text_assembler import Taken, TextAssembler
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an output ended."""
+
+    reason: FinishReason
+    matched_stop: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What an output gained since it was last looked at."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    num_tokens: int
+
+
+class Output:
+    """
+    Reads steps as they come, whether or not anybody takes the pieces.
+
+    So a slow reader delays no stop string. What waits for it is bounded by ``max_tokens``: four
+    bytes and the text of each token, and its log-probabilities when asked for.
+    """
+
+    def __init__(
+        self,
+        text: TextAssembler,
+        limits: TokenLimits,
+        statistics: SpeculationRecord,
+        *,
+        include_stop: bool,
+    ) -> None:
+        self.token_ids = array("I")
+        """All emitted tokens, those from before a resume included."""
+        self.statistics = statistics
+        self.ending: Ending | None = None
+        self._text = text
+        self._limits = limits
+        self._include_stop = include_stop
+        self._num_taken = 0
+        self._text_waiting = StringIO()
+        self._logprobs: list[TokenLogprobs] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Tokens that nobody has taken yet."""
+        return len(self.token_ids) - self._num_taken
+
+    def prime(self, token_ids: Sequence[int], stop_token_ids: frozenset[int]) -> None:
+        """Take in what was emitted before a resume; its text was shown already."""
+        if not token_ids:
+            return
+        ends_at_stop = token_ids[-1] in stop_token_ids and len(token_ids) > self._limits.min_tokens
+        step = Step(tuple(token_ids), is_prefill=True)
+        if ends_at_stop:
+            step = Step(
+                step.token_ids,
+                is_prefill=True,
+                finish_reason=FinishReason.STOP,
+                matched_stop_token_id=token_ids[-1],
+            )
+        elif len(token_ids) >= self._limits.max_tokens:
+            step = Step(step.token_ids, is_prefill=True, finish_reason=FinishReason.LENGTH)
+        self.add(step)
+        self.take()
+
+    def add(self, step: Step) -> None:
+        """Take in one step; after the end, nothing."""
+        if self.ending is not None:
+            return
+        room = self._limits.max_tokens - len(self.token_ids)
+        token_ids = step.token_ids[:room]
+        taken = self._text.push(self._shown(step, token_ids))
+        is_cut = taken.matched is not None
+        num_kept = taken.num_tokens if is_cut else len(token_ids)
+        self._keep(step, token_ids[:num_kept], taken.text)
+        if is_cut:
+            self.ending = Ending(FinishReason.STOP, taken.matched)
+        elif step.finish_reason is not FinishReason.UNSPECIFIED:
+            self._end(Ending(step.finish_reason, step.matched_stop_token_id))
+        elif len(self.token_ids) >= self._limits.max_tokens:
+            self._end(Ending(FinishReason.LENGTH))
+
+    def take(self) -> Piece:
+        """Return and forget what was gained."""
+        new = self.token_ids[self._num_taken :]
+        text, self._text_waiting = self._text_waiting.getvalue(), StringIO()
+        piece = Piece(text, tuple(new), tuple(self._logprobs), len(new))
+        self._num_taken = len(self.token_ids)
+        self._logprobs.clear()
+        return piece
+
+    def _shown(self, step: Step, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tokens with text: a stop token has none, unless asked for."""
+        is_stop_token = step.matched_stop_token_id is not None and token_ids == step.token_ids != ()
+        return token_ids[:-1] if is_stop_token and not self._include_stop else token_ids
+
+    def _keep(self, step: Step, token_ids: tuple[int, ...], text: str) -> None:
+        self.token_ids.extend(token_ids)
+        self._logprobs.extend(step.logprobs[: len(token_ids)])
+        self._text_waiting.write(text)
+        if step.token_ids:
+            self.statistics.add(step, len(token_ids))
+
+    def _end(self, ending: Ending) -> None:
+        rest: Taken = self._text.flush()
+        self._text_waiting.write(rest.text)
+        self.ending = ending if rest.matched is None else Ending(FinishReason.STOP, rest.matched)

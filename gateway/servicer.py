@@ -1,0 +1,192 @@
+"""The generation service: decode, delegate, encode. Every call's end is mapped and logged here."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+import structlog
+
+from gateway.generation_request import GenerationRequest
+from gateway.generator import Generator
+from gateway.relay import Relay
+from gateway.request_codec import request_from_proto, tokenize_prompt_from_proto
+from gateway.request_log import log_request
+from gateway.response_codec import ResponseBuilder, event_to_proto, model_to_proto
+from gateway.verifier_pool import ServedModel
+from paceline.errors import EngineFailed, PacelineError
+from paceline.status import rich_status, status_code
+from paceline.v1 import generation_service_pb2 as messages
+from paceline.v1.generation_service_pb2_grpc import GenerationServiceServicer
+
+if TYPE_CHECKING:
+    Context: TypeAlias = grpc.aio.ServicerContext[object, object]
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+REQUEST_ID_TRAILER = "paceline-request-id"
+RETRY_PUSHBACK_TRAILER = "grpc-retry-pushback-ms"
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_PRINTABLE = re.compile(r"[!-~]{1,128}")
+
+
+@dataclass(slots=True)
+class _Call:
+    """What is known of a running call."""
+
+    rpc: str
+    request_id: str
+    deadline: float
+    relay: Relay | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class GenerationServicer(GenerationServiceServicer):
+    """Serves applications; ``default_deadline_seconds`` holds for calls that set none."""
+
+    def __init__(self, generator: Generator, *, default_deadline_seconds: float) -> None:
+        self._generator = generator
+        self._default_deadline_seconds = default_deadline_seconds
+
+    async def Generate(
+        self, request: messages.GenerateRequest, context: Context
+    ) -> messages.GenerateResponse:
+        """Answer with everything at once."""
+        builder = ResponseBuilder()
+        async with self._answering("Generate", request.request_id, context) as call:
+            decoded = request_from_proto(request, traceparent=_traceparent(context))
+            relay = await self._open(decoded.as_one_piece(), context, call)
+            async with aclosing(relay.events()) as events:
+                async for event in events:
+                    builder.add(event)
+        return builder.build()
+
+    async def StreamGenerate(
+        self, request: messages.StreamGenerateRequest, context: Context
+    ) -> AsyncIterator[messages.StreamGenerateResponse]:
+        """Answer with events as they happen."""
+        request_id = request.request.request_id
+        async with self._answering("StreamGenerate", request_id, context) as call:
+            decoded = request_from_proto(request.request, traceparent=_traceparent(context))
+            relay = await self._open(decoded, context, call)
+            async with aclosing(relay.events()) as events:
+                async for event in events:
+                    yield event_to_proto(event)
+
+    async def GetModel(
+        self, request: messages.GetModelRequest, context: Context
+    ) -> messages.GetModelResponse:
+        """Describe one model."""
+        response = messages.GetModelResponse()
+        async with self._answering("GetModel", "", context):
+            response.model.CopyFrom(self._describe(self._generator.verifiers.model(request.model)))
+        return response
+
+    async def ListModels(
+        self, request: messages.ListModelsRequest, context: Context
+    ) -> messages.ListModelsResponse:
+        """Describe all models."""
+        response = messages.ListModelsResponse()
+        async with self._answering("ListModels", "", context):
+            response.models.extend(map(self._describe, self._generator.verifiers.models()))
+        return response
+
+    async def Tokenize(
+        self, request: messages.TokenizeRequest, context: Context
+    ) -> messages.TokenizeResponse:
+        """Return a prompt's token ids as generation would see them."""
+        response = messages.TokenizeResponse()
+        async with self._answering("Tokenize", "", context):
+            prompt = tokenize_prompt_from_proto(request)
+            response.context_length = self._generator.context_length(request.model)
+            response.token_ids.extend(await self._generator.tokenize(prompt))
+        return response
+
+    def _describe(self, model: ServedModel) -> messages.Model:
+        return model_to_proto(model, has_chat_template=self._generator.tokenizer.has_chat_template)
+
+    async def _open(self, request: GenerationRequest, context: Context, call: _Call) -> Relay:
+        call.request_id, call.metadata = request.request_id, request.metadata
+        _set_request_id(context, call.request_id)
+        call.relay = relay = await self._generator.open(request, call.deadline)
+        # A handler that is suspended in a write hears of a disconnect late; this does not.
+        context.add_done_callback(lambda _: relay.close())  # type: ignore[arg-type]  # any context
+        return relay
+
+    @asynccontextmanager
+    async def _answering(self, rpc: str, request_id: str, context: Context) -> AsyncIterator[_Call]:
+        """Turn whatever ends the call into its status, and log it."""
+        if not _PRINTABLE.fullmatch(request_id):
+            request_id = uuid.uuid4().hex
+        call = _Call(rpc, request_id, self._deadline(context))
+        _set_request_id(context, call.request_id)
+        error: PacelineError | None = None
+        code = grpc.StatusCode.OK
+        try:
+            yield call
+        except PacelineError as expected:
+            error, code = expected, status_code(expected)
+        except (asyncio.CancelledError, GeneratorExit):
+            code = self._code_of_cancellation(call)
+            raise
+        except Exception:
+            log.exception("call_failed", rpc=rpc, request_id=call.request_id)
+            error = EngineFailed(f"internal error; report the request id {call.request_id}")
+            code = status_code(error)
+        finally:
+            self._end(call, code, error)
+        if error is not None:
+            await _abort(context, error, call.request_id)
+
+    def _deadline(self, context: Context) -> float:
+        remaining = context.time_remaining()
+        if remaining is None:
+            remaining = self._default_deadline_seconds
+        return asyncio.get_running_loop().time() + remaining
+
+    def _code_of_cancellation(self, call: _Call) -> grpc.StatusCode:
+        is_late = asyncio.get_running_loop().time() >= call.deadline
+        return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
+
+    def _end(self, call: _Call, code: grpc.StatusCode, error: PacelineError | None) -> None:
+        figures = None
+        if call.relay is not None:
+            call.relay.close()
+            figures = call.relay.figures()
+        self._generator.counters.increment("requests", call.rpc, code.name)
+        log_request(
+            rpc=call.rpc,
+            request_id=call.request_id,
+            code=code.name,
+            cause=error.message if error else "",
+            figures=figures,
+            metadata=call.metadata,
+        )
+
+
+def _set_request_id(context: Context, request_id: str) -> None:
+    context.set_trailing_metadata(((REQUEST_ID_TRAILER, request_id),))
+
+
+async def _abort(context: Context, error: PacelineError, request_id: str) -> NoReturn:
+    status = rich_status(error)
+    trailers = [*(status.trailing_metadata or ()), (REQUEST_ID_TRAILER, request_id)]
+    if error.retry_after_seconds is not None:
+        milliseconds = max(1, round(1e3 * error.retry_after_seconds))
+        trailers.append((RETRY_PUSHBACK_TRAILER, str(milliseconds)))
+    await context.abort(status.code, status.details, tuple(trailers))
+
+
+def _traceparent(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
+            return value
+    return ""

@@ -1,0 +1,85 @@
+"""What a gateway can be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from paceline.settings import ServiceSettings
+
+_ADDRESS = r"^[^\s:/]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$"
+
+
+class GatewaySettings(ServiceSettings):
+    """Serve applications: text in and out, admission, routing and the drafting policy."""
+
+    model_config = SettingsConfigDict(env_prefix="GATEWAY_")
+
+    listen: str = Field(default="127.0.0.1:50050")
+    """``host:port`` to serve applications on; port 0 takes a free one."""
+
+    verifiers: Annotated[
+        tuple[Annotated[str, Field(pattern=_ADDRESS)], ...], NoDecode, Field(min_length=1)
+    ]
+    """``host:port`` of each verifier; repeat the flag or separate with commas."""
+
+    model: Path
+    """Folder with the model's ``tokenizer.json`` and ``config.json``; no weights are read."""
+
+    default_pool: str = ""
+    """Draft pool for requests that name none; empty: the first that the verifier lists."""
+
+    max_running: int = Field(default=256, ge=1, le=65_536)
+    """Most sequences that run at once; beyond, requests wait here instead of at the verifiers."""
+
+    max_waiting: int = Field(default=1024, ge=0, le=65_536)
+    """Most requests that wait for room; beyond, RESOURCE_EXHAUSTED with a time to retry."""
+
+    default_deadline_seconds: float = Field(default=600.0, gt=0, le=86_400)
+    """Time that a call gets whose client set no deadline: nothing may run for ever."""
+
+    default_max_tokens: int = Field(default=512, ge=1)
+    """Most tokens of an output whose request does not say."""
+
+    max_prompt_characters: int = Field(default=4_000_000, ge=1)
+    """Longest text that is tokenized at all, several times what the longest contexts hold."""
+
+    tokenizer_threads: int = Field(default=2, ge=1, le=64)
+    """Threads that tokenize long prompts beside the event loop."""
+
+    max_running_to_draft: int = Field(default=32, ge=1)
+    """Running sequences at a verifier above which mode auto stops drafting."""
+
+    min_acceptance_length: float = Field(default=1.3, ge=1, le=100)
+    """Mean acceptance length of a pool below which mode auto stops drafting from it."""
+
+    drafting_dwell_seconds: float = Field(default=1.0, ge=0, le=60)
+    """Least time between two turns of the drafting policy, so that it does not flap."""
+
+    probe_interval_seconds: float = Field(default=5.0, gt=0, le=3600)
+    """While drafting does not pay, how often one request drafts all the same to find out."""
+
+    max_failovers: int = Field(default=3, ge=0, le=100)
+    """How often one output moves to another verifier before its request fails."""
+
+    failover_wait_seconds: float = Field(default=5.0, ge=0, le=600)
+    """Longest wait of a running request for a verifier that can take it over."""
+
+    verifier_timeout_seconds: float = Field(default=5.0, gt=0, le=600)
+    """Time that a verifier has to describe itself; three misses in a row, and it counts as lost."""
+
+    verifier_refresh_seconds: float = Field(default=1.0, gt=0, le=600)
+    """Time between two looks at a verifier's draft pools."""
+
+    @field_validator("verifiers", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """Take a comma-separated text, as flags and environment give it, or a file's list."""
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            return value
+        addresses = (str(part).strip() for part in parts)
+        return tuple(dict.fromkeys(address for address in addresses if address))
