@@ -1,8 +1,9 @@
-"""``python -m verify_service``: the verify service as a process."""
+"""``python -m verify_service``: the verify service as a process, or its ``doctor``."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from paceline.errors import ConfigurationError
 from paceline.logs import configure_logging
@@ -15,6 +16,10 @@ PROGRAM = "verify_service"
 
 def main() -> None:
     """Read the settings and serve; wrong settings end in one line and exit code 2."""
+    if sys.argv[1:2] == ["doctor"]:
+        from verify_service.doctor import run
+
+        raise SystemExit(run(sys.argv[2:]))
     try:
         settings = load_settings(VerifySettings, PROGRAM)
         configure_logging(PROGRAM, settings.log_level, settings.log_format)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.codec import duration_to_proto
+from paceline.codec import duration_from_proto, duration_to_proto
 from paceline.errors import InvalidRequest
 from paceline.status import status_code
 from paceline.v1 import draft_service_pb2, types_pb2, verify_service_pb2
+from verify_service.engine.constraint import Constraint
 from verify_service.engine.sampling import (
     Fallback,
     FinishReason,
@@ -21,6 +22,7 @@ from verify_service.engine.steps import (
     SessionCommitted,
     SessionOpened,
 )
+from verify_service.engine_backend import EngineCapabilities
 from verify_service.request_limits import check_request, check_sampling
 from verify_service.targets.target import TargetInfo
 
@@ -34,6 +36,29 @@ _FINISH = {
 }
 
 
+_RULES = {
+    Rule.SAMPLE_AND_MATCH: types_pb2.VERIFICATION_RULE_SAMPLE_AND_MATCH,
+    Rule.REJECTION: types_pb2.VERIFICATION_RULE_REJECTION,
+}
+
+
+def capabilities_to_proto(
+    capabilities: EngineCapabilities, *, structured_output: bool
+) -> verify_service_pb2.Capabilities:
+    """Return the message of an engine's capabilities; grammars need a compiler besides."""
+    return verify_service_pb2.Capabilities(
+        trees=capabilities.trees,
+        verification_rules=[_RULES[rule] for rule in capabilities.rules],
+        max_draft_tokens=capabilities.max_draft_tokens,
+        max_logprobs=capabilities.max_logprobs,
+        penalties=capabilities.penalties,
+        logit_bias=capabilities.logit_bias,
+        structured_output=structured_output and capabilities.structured_output,
+        seeded_invariance=capabilities.seeded_invariance,
+        prefix_caching=capabilities.prefix_caching,
+    )
+
+
 def fallback_to_proto(cause: Fallback | None) -> types_pb2.DraftFallback.ValueType:
     """Return the message enum of a fallback cause."""
     if cause is None:
@@ -42,7 +67,9 @@ def fallback_to_proto(cause: Fallback | None) -> types_pb2.DraftFallback.ValueTy
 
 
 def fallback_from_proto(cause: types_pb2.DraftFallback.ValueType) -> Fallback | None:
-    """Return the cause of a message enum."""
+    """Return the cause of a message enum; None for UNSPECIFIED and numbers of later releases."""
+    if cause not in types_pb2.DraftFallback.values():
+        return None
     name = types_pb2.DraftFallback.Name(cause).removeprefix("DRAFT_FALLBACK_")
     return Fallback.__members__.get(name)
 
@@ -98,6 +125,7 @@ def request_from_proto(
     info: TargetInfo,
     defaults: SamplingParams,
     now: float,
+    constraint: Constraint | None = None,
     lockstep: bool = False,
 ) -> Request:
     """
@@ -122,13 +150,14 @@ def request_from_proto(
             stop_token_ids=frozenset((*limits.stop_token_ids, *eos)),
         ),
         priority=message.priority or types_pb2.PRIORITY_CLASS_STANDARD,
-        deadline=now + message.time_remaining.ToTimedelta().total_seconds()
+        deadline=now + duration_from_proto(message.time_remaining)
         if message.HasField("time_remaining")
         else None,
         tenant=message.tenant,
         cache_salt=message.cache_salt,
         predicted_token_ids=tuple(message.predicted_token_ids),
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        constraint=constraint,
         lockstep=lockstep,
     )
     check_request(request, info)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-from paceline.errors import InvalidRequest, PacelineError, Unavailable
+from paceline.errors import Cancelled, InvalidRequest, PacelineError, Unavailable
 from paceline.v1 import verify_service_pb2
 from verify_service.codec import (
     drafting_from_proto,
@@ -15,10 +15,13 @@ from verify_service.codec import (
     request_from_proto,
     step_to_proto,
 )
+from verify_service.engine.constraint import Constraint
 from verify_service.engine.sampling import SamplingParams
 from verify_service.engine.steps import ChangeDrafting, Load, SequenceFailure, SequenceStep
 from verify_service.step_router import StepRouter
 from verify_service.targets.target import TargetInfo
+
+CompileConstraint = Callable[[verify_service_pb2.Start], Awaitable[Constraint]]
 
 IDLE_REPORT_SECONDS = 0.25
 MAX_OUTBOX_RESULTS = 100_000
@@ -29,12 +32,19 @@ class GatewayStream:
     """The state of one ``Attach`` call."""
 
     def __init__(
-        self, router: StepRouter, info: TargetInfo, defaults: SamplingParams, max_running: int
+        self,
+        router: StepRouter,
+        info: TargetInfo,
+        defaults: SamplingParams,
+        max_running: int,
+        compile_constraint: CompileConstraint,
     ) -> None:
         self._router = router
         self._info = info
         self._defaults = defaults
         self._max_running = max_running
+        self._compile_constraint = compile_constraint
+        self._compiling: dict[int, asyncio.Task[None]] = {}
         self._sequence_of: dict[int, int] = {}
         self._request_of: dict[int, int] = {}
         self._message = verify_service_pb2.AttachResponse()
@@ -45,19 +55,19 @@ class GatewayStream:
     def receive(self, message: verify_service_pb2.AttachRequest) -> None:
         """Pass one message's operations on to the engine."""
         for start in message.starts:
-            try:
-                self._start(start)
-            except PacelineError as error:
-                self._answer_failure(start.request_id, error)
+            self._start(start)
         for change in message.set_draftings:
             sequence_id = self._sequence_of.get(change.request_id)
             if sequence_id is not None:
                 drafting = drafting_from_proto(change.drafting)
                 self._router.send(ChangeDrafting(sequence_id, drafting))
         for cancel in message.cancels:
-            sequence_id = self._sequence_of.get(cancel.request_id)
-            if sequence_id is not None:
-                self._router.cancel(sequence_id)
+            self._cancel(cancel.request_id)
+
+    def close(self) -> None:
+        """Stop what is still being prepared."""
+        for task in self._compiling.values():
+            task.cancel()
 
     async def messages(self) -> AsyncIterator[verify_service_pb2.AttachResponse]:
         """Yield one message per step with results, and load reports while idle."""
@@ -102,23 +112,55 @@ class GatewayStream:
             self._ready.set()
 
     def _start(self, message: verify_service_pb2.Start) -> None:
-        if message.request_id in self._sequence_of:
-            raise InvalidRequest(
-                f"request_id {message.request_id} is in use on this stream", field="request_id"
+        request_id = message.request_id
+        if request_id in self._sequence_of or request_id in self._compiling:
+            error = InvalidRequest(
+                f"request_id {request_id} is in use on this stream", field="request_id"
             )
-        if self._router.is_draining:
-            raise Unavailable("the verifier is draining", retry_after_seconds=0.5)
-        sequence_id = self._router.next_id()
-        request = request_from_proto(
-            message,
-            sequence_id=sequence_id,
-            info=self._info,
-            defaults=self._defaults,
-            now=time.monotonic(),
-        )
-        self._router.submit(request, drafting_from_proto(message.drafting), self)
+            self._answer_failure(request_id, error)
+        elif message.HasField("structured_output"):
+            task = asyncio.create_task(self._start_constrained(message))
+            self._compiling[request_id] = task
+            task.add_done_callback(lambda _: self._compiling.pop(request_id, None))
+        else:
+            self._submit(message, None)
+
+    async def _start_constrained(self, message: verify_service_pb2.Start) -> None:
+        try:
+            constraint = await self._compile_constraint(message)
+        except PacelineError as error:
+            self._answer_failure(message.request_id, error)
+        except asyncio.CancelledError:
+            self._answer_failure(message.request_id, Cancelled("cancelled while preparing"))
+        else:
+            self._submit(message, constraint)
+
+    def _submit(self, message: verify_service_pb2.Start, constraint: Constraint | None) -> None:
+        try:
+            if self._router.is_draining:
+                raise Unavailable("the verifier is draining", retry_after_seconds=0.5)
+            sequence_id = self._router.next_id()
+            request = request_from_proto(
+                message,
+                sequence_id=sequence_id,
+                info=self._info,
+                defaults=self._defaults,
+                now=time.monotonic(),
+                constraint=constraint,
+            )
+            self._router.submit(request, drafting_from_proto(message.drafting), self)
+        except PacelineError as error:
+            self._answer_failure(message.request_id, error)
+            return
         self._sequence_of[message.request_id] = sequence_id
         self._request_of[sequence_id] = message.request_id
+
+    def _cancel(self, request_id: int) -> None:
+        if request_id in self._compiling:
+            self._compiling[request_id].cancel()
+        sequence_id = self._sequence_of.get(request_id)
+        if sequence_id is not None:
+            self._router.cancel(sequence_id)
 
     def _answer_failure(self, request_id: int, error: PacelineError) -> None:
         self._message.failures.append(failure_to_proto(SequenceFailure(0, error), request_id))

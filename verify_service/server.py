@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -16,7 +17,9 @@ from verify_service.engine.engine_thread import EngineThread
 from verify_service.engine.sampling import SamplingParams
 from verify_service.engine.step_engine import EngineConfig, StepEngine
 from verify_service.engine.steps import StepOutput
+from verify_service.engine_backend import EngineBackend
 from verify_service.generation_defaults import generation_defaults
+from verify_service.grammar import GrammarCompiler
 from verify_service.servicer import VerifyServicer
 from verify_service.settings import VerifySettings
 from verify_service.step_router import StepRouter
@@ -35,8 +38,10 @@ SERVICE_NAME = verify_service_pb2.DESCRIPTOR.services_by_name["VerifyService"].f
 class Loaded:
     """A warm engine and what it serves by default."""
 
-    engine: StepEngine
+    backend: EngineBackend
     defaults: SamplingParams
+    grammars: GrammarCompiler | None = None
+    """Compiles structured output; None: the target has no tokenizer."""
 
 
 def engine_config(settings: VerifySettings, info: TargetInfo) -> EngineConfig:
@@ -62,30 +67,57 @@ def engine_config(settings: VerifySettings, info: TargetInfo) -> EngineConfig:
 
 
 def load(settings: VerifySettings) -> Loaded:
-    """Load the target and warm the engine up; raises ``ConfigurationError`` naming the cause."""
+    """Load the engine and warm it up; raises ``ConfigurationError`` naming the cause."""
+    if settings.engine == "tensorrt-llm":
+        return _load_tensorrt_llm(settings)
     target: TargetModel = load_target(settings)
     engine = StepEngine(target, engine_config(settings, target.info))
     warm_up(engine)
-    defaults = generation_defaults(settings.model) if settings.model else SamplingParams()
-    return Loaded(engine, defaults)
+    if settings.model is None:
+        return Loaded(EngineThread(engine), SamplingParams())
+    return Loaded(
+        EngineThread(engine),
+        generation_defaults(settings.model),
+        _grammars(settings.model, engine.info),
+    )
+
+
+def _load_tensorrt_llm(settings: VerifySettings) -> Loaded:
+    # The package exists only in NVIDIA's image; nothing else may need it.
+    from verify_service.engines.tensorrt_llm.loading import load_backend
+
+    return Loaded(*load_backend(settings))
+
+
+def _grammars(folder: Path, info: TargetInfo) -> GrammarCompiler | None:
+    tokenizer_json = folder / "tokenizer.json"
+    if not tokenizer_json.exists():
+        return None
+    return GrammarCompiler(tokenizer_json, info.num_token_ids, info.eos_token_ids)
 
 
 class VerifyServer:
     """One engine, its draft links and its gRPC server."""
 
     def __init__(self, loaded: Loaded, settings: VerifySettings) -> None:
-        engine = loaded.engine
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self.engine_thread = EngineThread(engine, self._on_output)
-        info = engine.info
+        self.backend = loaded.backend
+        info = self.backend.info
         self.links = {
-            pool: DraftLink(pool, address, info, self.engine_thread.send)
+            pool: DraftLink(pool, address, info, self.backend.send)
             for pool, address in settings.pools.items()
         }
-        self.router = StepRouter(self.engine_thread.send, self.links)
+        self.router = StepRouter(self.backend.send, self.links)
         self.server = Server([SERVICE_NAME], with_reflection=settings.reflection)
-        servicer = VerifyServicer(self.router, self.links, info, engine.config, loaded.defaults)
+        servicer = VerifyServicer(
+            self.router,
+            self.links,
+            info,
+            self.backend.capabilities,
+            loaded.defaults,
+            loaded.grammars,
+        )
         verify_service_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, self.server.grpc)
 
     async def start(self) -> int:
@@ -94,7 +126,7 @@ class VerifyServer:
         await self.server.start()
         host = self._settings.listen.rpartition(":")[0]
         log.info("listening", address=f"{host}:{port}")
-        self.engine_thread.start()
+        self.backend.start(self._on_output)
         for link in self.links.values():
             link.start()
         await self.server.set_ready(True)
@@ -118,17 +150,17 @@ class VerifyServer:
         for link in self.links.values():
             await link.aclose()
         await self.server.stop(0.5)
-        await asyncio.to_thread(self.engine_thread.stop)
+        await asyncio.to_thread(self.backend.stop)
 
     def _on_output(self, output: StepOutput) -> None:
-        # Called on the engine thread; everything else here lives on the loop.
+        # Called on a thread of the engine's; everything else here lives on the loop.
         try:
             self._loop.call_soon_threadsafe(self._deliver, output)
         except RuntimeError as error:
             raise EngineFailed("the event loop is closed") from error
 
     def _deliver(self, output: StepOutput) -> None:
-        self.engine_thread.output_read()
+        self.backend.output_read()
         self.router.deliver(output)
 
 

@@ -14,20 +14,22 @@ import structlog
 from paceline.codec import protocol_range, tree_from_proto
 from paceline.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unavailable
 from paceline.status import rich_status
-from paceline.v1 import types_pb2, verify_service_pb2, verify_service_pb2_grpc
+from paceline.v1 import verify_service_pb2, verify_service_pb2_grpc
 from verify_service.codec import (
+    capabilities_to_proto,
     fallback_to_proto,
     request_from_proto,
     sampling_to_proto,
     step_to_proto,
 )
 from verify_service.draft_link import DraftLink
+from verify_service.engine.constraint import Constraint
 from verify_service.engine.sampling import SamplingParams
 from verify_service.engine.sequence import Drafting, Request
-from verify_service.engine.step_engine import EngineConfig
 from verify_service.engine.steps import TreeFact
+from verify_service.engine_backend import EngineCapabilities
 from verify_service.gateway_stream import GatewayStream, VerifySession
-from verify_service.request_limits import MAX_LOGPROBS
+from verify_service.grammar import GrammarCompiler
 from verify_service.step_router import StepRouter
 from verify_service.targets.target import TargetInfo
 
@@ -45,13 +47,15 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
         router: StepRouter,
         links: Mapping[str, DraftLink],
         info: TargetInfo,
-        config: EngineConfig,
+        capabilities: EngineCapabilities,
         defaults: SamplingParams,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._router = router
+        self._grammars = grammars
         self._links = links
         self._info = info
-        self._config = config
+        self._capabilities = capabilities
         self._defaults = defaults
 
     async def GetModelInfo(
@@ -70,15 +74,8 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
             context_length=info.context_length,
             engine=info.engine,
             eos_token_ids=info.eos_token_ids,
-            capabilities=verify_service_pb2.Capabilities(
-                trees=True,
-                verification_rules=[types_pb2.VERIFICATION_RULE_SAMPLE_AND_MATCH],
-                max_draft_tokens=self._config.max_draft_tokens,
-                max_logprobs=MAX_LOGPROBS,
-                penalties=True,
-                logit_bias=True,
-                seeded_invariance=True,
-                prefix_caching=self._config.prefix_caching,
+            capabilities=capabilities_to_proto(
+                self._capabilities, structured_output=self._grammars is not None
             ),
             protocol=protocol_range(),
             draft_pools=[
@@ -104,7 +101,13 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
         ],
     ) -> AsyncIterator[verify_service_pb2.AttachResponse]:
         """Serve one gateway until its stream ends; its requests end with it."""
-        stream = GatewayStream(self._router, self._info, self._defaults, self._config.max_running)
+        stream = GatewayStream(
+            self._router,
+            self._info,
+            self._defaults,
+            self._capabilities.max_running,
+            self._compile_constraint,
+        )
         self._router.attach(stream)
         log.info("gateway_attached", peer=context.peer())
         reader = asyncio.create_task(_receive_all(stream, request_iterator))
@@ -122,6 +125,7 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
             await context.abort_with_status(rich_status(error))
         finally:
             self._router.detach(stream)
+            stream.close()
             reader.cancel()
             log.info("gateway_detached", peer=context.peer())
 
@@ -151,7 +155,7 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
         opening = await _next(requests)
         if opening is None or opening.WhichOneof("operation") != "open":
             raise InvalidRequest("the first message of a session must be open", field="operation")
-        request = self._open(opening.open, session)
+        request = await self._open(opening.open, session)
         committed = len(request.prompt_token_ids) + len(request.emitted_token_ids)
         yield verify_service_pb2.VerifyResponse(opened_len=committed)
         while (message := await _next(requests)) is not None:
@@ -166,27 +170,54 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
             if step.finish_reason is not None:
                 return
 
-    def _open(self, message: verify_service_pb2.Start, session: VerifySession) -> Request:
+    async def _open(self, message: verify_service_pb2.Start, session: VerifySession) -> Request:
         if self._router.is_draining:
             raise Unavailable("the verifier is draining", retry_after_seconds=0.5)
+        constraint = (
+            await self._compile_constraint(message)
+            if message.HasField("structured_output")
+            else None
+        )
         request = request_from_proto(
             message,
             sequence_id=self._router.next_id(),
             info=self._info,
             defaults=self._defaults,
             now=time.monotonic(),
+            constraint=constraint,
             lockstep=True,
         )
         self._router.submit(request, Drafting(), session)
         return request
+
+    async def _compile_constraint(self, message: verify_service_pb2.Start) -> Constraint:
+        if self._grammars is None:
+            raise InvalidRequest(
+                "structured_output needs a target with a tokenizer; leave it unset",
+                field="structured_output",
+                reason="UNSUPPORTED",
+            )
+        if message.limits.ignore_eos:
+            raise InvalidRequest(
+                "limits.ignore_eos would leave a finished structured_output no way to end",
+                field="limits.ignore_eos",
+            )
+        constraint = await asyncio.to_thread(self._grammars.compile, message.structured_output)
+        emitted = list(message.emitted_token_ids)
+        if constraint.num_allowed(emitted) != len(emitted):
+            raise InvalidRequest(
+                "emitted_token_ids break structured_output", field="emitted_token_ids"
+            )
+        constraint.commit(emitted)
+        return constraint
 
     def _propose(
         self, message: verify_service_pb2.VerifyProposal, sequence_id: int, committed: int
     ) -> None:
         tree = tree_from_proto(message.tree)
         tree.check_limits(
-            max_nodes=self._config.max_draft_tokens,
-            max_depth=self._config.max_draft_tokens,
+            max_nodes=self._capabilities.max_draft_tokens,
+            max_depth=self._capabilities.max_draft_tokens,
             vocab_size=self._info.num_token_ids,
         )
         if message.base_len > committed:

@@ -16,6 +16,9 @@ class VerifySettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="VERIFY_")
 
+    engine: Literal["step", "tensorrt-llm"] = "step"
+    """``step``: our own engine on a target; ``tensorrt-llm``: NVIDIA's, in its release image."""
+
     target: Literal["torch", "table"] = "torch"
     """``torch``: a Hugging Face model folder; ``table``: a function, for dry runs."""
 
@@ -41,7 +44,7 @@ class VerifySettings(ServiceSettings):
     """Waiting sequences before new ones are refused with RESOURCE_EXHAUSTED."""
 
     num_kv_blocks: int = Field(default=0, ge=0)
-    """KV blocks; 0 takes room for ``max_running`` sequences of 1024 tokens and one whole context."""
+    """KV blocks; 0 takes room for ``max_running`` times 1024 tokens and for one whole context."""
 
     block_size: int = Field(default=16, ge=1, le=1024)
     """Tokens per KV block."""

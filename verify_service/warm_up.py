@@ -6,6 +6,7 @@ table know each shape before the first user comes.
 from __future__ import annotations
 
 from paceline.tree import TokenTree
+from verify_service.engine.goodput import GainMeter
 from verify_service.engine.sampling import TokenLimits
 from verify_service.engine.sequence import Request
 from verify_service.engine.step_engine import StepEngine
@@ -42,6 +43,7 @@ def warm_up(engine: StepEngine) -> None:
     engine.apply(CancelSequence(WARM_UP_ID))
     engine.step()
     engine.forget_cached_prefixes()
+    engine.gain = GainMeter()
 
 
 def _verify_chains(engine: StepEngine, sizes: list[int], committed: int) -> int:

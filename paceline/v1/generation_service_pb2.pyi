@@ -247,57 +247,6 @@ class OutputOptions(_message.Message):
 Global___OutputOptions: _TypeAlias = OutputOptions  # noqa: Y015
 
 @_typing.final
-class StructuredOutput(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
-    REGEX_FIELD_NUMBER: _builtins.int
-    GRAMMAR_FIELD_NUMBER: _builtins.int
-    CHOICE_FIELD_NUMBER: _builtins.int
-    json_schema: _builtins.str
-    regex: _builtins.str
-    grammar: _builtins.str
-    @_builtins.property
-    def choice(self) -> Global___Choice: ...
-    def __init__(
-        self,
-        *,
-        json_schema: _builtins.str = ...,
-        regex: _builtins.str = ...,
-        grammar: _builtins.str = ...,
-        choice: Global___Choice | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "regex", "grammar", "choice"]  # noqa: Y015
-    _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_constraint) -> _WhichOneofReturnType_constraint | None: ...
-
-Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
-
-@_typing.final
-class Choice(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    OPTIONS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    def __init__(
-        self,
-        *,
-        options: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Choice: _TypeAlias = Choice  # noqa: Y015
-
-@_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -375,7 +324,7 @@ class GenerateRequest(_message.Message):
         """
 
     @_builtins.property
-    def structured_output(self) -> Global___StructuredOutput: ...
+    def structured_output(self) -> _types_pb2.StructuredOutput: ...
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Logged with the request; never interpreted. At most 16 entries."""
@@ -397,7 +346,7 @@ class GenerateRequest(_message.Message):
         n: _builtins.int | None = ...,
         resume_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         predicted_output: _builtins.str = ...,
-        structured_output: Global___StructuredOutput | None = ...,
+        structured_output: _types_pb2.StructuredOutput | None = ...,
         session_id: _builtins.str = ...,
         cache_salt: _builtins.str = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,

@@ -223,6 +223,7 @@ class Start(_message.Message):
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the gateway, unique on the stream and never reused."""
     priority: _types_pb2.PriorityClass.ValueType
@@ -255,6 +256,8 @@ class Start(_message.Message):
     def drafting(self) -> _types_pb2.DraftingPolicy: ...
     @_builtins.property
     def predicted_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def structured_output(self) -> _types_pb2.StructuredOutput: ...
     def __init__(
         self,
         *,
@@ -272,10 +275,11 @@ class Start(_message.Message):
         num_logprobs: _builtins.int | None = ...,
         client_request_id: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        structured_output: _types_pb2.StructuredOutput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "drafting", b"drafting", "limits", b"limits", "num_logprobs", b"num_logprobs", "sampling", b"sampling", "time_remaining", b"time_remaining"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "drafting", b"drafting", "limits", b"limits", "num_logprobs", b"num_logprobs", "sampling", b"sampling", "structured_output", b"structured_output", "time_remaining", b"time_remaining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "drafting", b"drafting", "emitted_token_ids", b"emitted_token_ids", "limits", b"limits", "num_logprobs", b"num_logprobs", "predicted_token_ids", b"predicted_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant", "time_remaining", b"time_remaining", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "drafting", b"drafting", "emitted_token_ids", b"emitted_token_ids", "limits", b"limits", "num_logprobs", b"num_logprobs", "predicted_token_ids", b"predicted_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "structured_output", b"structured_output", "tenant", b"tenant", "time_remaining", b"time_remaining", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015

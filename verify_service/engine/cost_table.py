@@ -28,7 +28,9 @@ class CostTable:
         self._curves: dict[int, list[float]] = {}
 
     def record(self, num_rows: int, context_tokens: int, seconds: float) -> None:
-        """Learn from one step without prefill."""
+        """Learn from one step without prefill; steps too short for the clock tell nothing."""
+        if seconds <= 0:
+            return
         bucket = _bucket(context_tokens)
         means = self._means[bucket]
         count = self._counts[bucket, num_rows] = self._counts.get((bucket, num_rows), 0) + 1
@@ -38,7 +40,7 @@ class CostTable:
         else:
             clamped = min(seconds, known * CLAMP)
             means[num_rows] = known + max(MIN_WEIGHT, 1 / count) * (clamped - known)
-        self._curves.pop(bucket, None)
+        self._curves.clear()  # Other buckets may have borrowed from this one.
 
     def forget(self) -> None:
         """Start afresh, as after a warm-up."""
@@ -88,7 +90,7 @@ def _bucket(context_tokens: int) -> int:
 
 def _interpolate(means: dict[int, float], max_rows: int) -> list[float]:
     if not means:
-        return [1.0 + 0.05 * rows for rows in range(max_rows + 1)]
+        return [1.0 + 0.05 * max(rows, 1) for rows in range(max_rows + 1)]
     known = sorted(means)
     curve = [0.0] * (max_rows + 1)
     for rows in range(1, max_rows + 1):

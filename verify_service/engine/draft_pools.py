@@ -33,7 +33,7 @@ class DraftPools:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.pools = {name: Pool(name) for name in names}
-        self._refused: dict[int, Fallback] = {}
+        self._refused: dict[int, dict[str, Fallback]] = {}
         self._events: list[SessionEvent] = []
 
     def cause_for(self, sequence: Sequence) -> Fallback | None:
@@ -44,7 +44,7 @@ class DraftPools:
         pool = self.pools.get(name)
         if pool is None:
             return Fallback.NO_POOL
-        return pool.cause or self._refused.get(sequence.sequence_id)
+        return pool.cause or self._refused.get(sequence.sequence_id, {}).get(name)
 
     def sync(self, sequence: Sequence) -> None:
         """Open or close the sequence's session so that it matches its policy."""
@@ -77,7 +77,7 @@ class DraftPools:
 
     def refuse(self, sequence: Sequence, cause: Fallback) -> None:
         """Run a sequence without drafts, since its pool will not serve it."""
-        self._refused[sequence.sequence_id] = cause
+        self._refused.setdefault(sequence.sequence_id, {})[sequence.session_pool] = cause
         sequence.session_pool = ""
         sequence.trie.clear()
 

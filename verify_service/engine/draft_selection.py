@@ -7,11 +7,12 @@ Nodes take only KV blocks that nobody waits for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from paceline.tree import TokenTree
 from verify_service.engine.block_manager import BlockManager
+from verify_service.engine.constraint import Constraint
 from verify_service.engine.cost_table import CostTable
 from verify_service.engine.draft_budget import Candidate, candidates, plan, tree_of
 from verify_service.engine.draft_trie import MergeOutcome
@@ -56,8 +57,10 @@ def merge_fact(sequence: Sequence, fact: TreeFact) -> MergeOutcome:
     if not fact.pool:
         sequence.pending_verdicts += 1
     if fact.base_len == len(sequence.token_ids) and sequence.awaits_tree:
+        # An empty tree answers too: nothing is coming that would be worth a wait.
         sequence.awaits_tree = False
-        sequence.arrival_rate += EMA_WEIGHT * (1.0 - sequence.arrival_rate)
+        came = float(fact.tree.num_nodes > 0)
+        sequence.arrival_rate += EMA_WEIGHT * (came - sequence.arrival_rate)
     return outcome
 
 
@@ -94,6 +97,10 @@ def learn(sequence: Sequence, step: SequenceStep) -> None:
     """Re-root the trie along what was committed and learn from all that it had said."""
     had_nodes = sequence.trie.num_nodes > 0
     observations = sequence.trie.advance(step.token_ids)
+    constraint = sequence.request.constraint
+    if constraint is not None and step.finish_reason is None:
+        constraint.commit(step.token_ids)
+        _offer_forced(sequence, constraint)
     if sequence.calibration is not None:
         sequence.calibration.record(observations)
     if had_nodes:
@@ -102,6 +109,14 @@ def learn(sequence: Sequence, step: SequenceStep) -> None:
     if sequence.awaits_tree:
         sequence.arrival_rate -= EMA_WEIGHT * sequence.arrival_rate
     sequence.awaits_tree = bool(sequence.session_pool)
+
+
+def _offer_forced(sequence: Sequence, constraint: Constraint) -> None:
+    # What the grammar forces is drafted for nothing; the target may still spell it otherwise.
+    forced = constraint.forced()
+    if forced:
+        tree = TokenTree.chain(forced, (0.0,) * len(forced))
+        sequence.trie.merge(len(sequence.token_ids), tree, sequence.token_ids)
 
 
 def draft_wait_seconds(running: Iterable[Sequence], costs: CostTable, max_seconds: float) -> float:
@@ -136,12 +151,30 @@ def _offer(turn: Turn, limits_of: LimitsOf, context_length: int) -> list[Candida
     calibration = sequence.calibration
     trusting = calibration is None or mode is BudgetMode.FIXED
     rate = _certain if trusting or calibration is None else calibration.rate
-    return candidates(
+    found = candidates(
         sequence.trie,
         rate,
         max_nodes=max_nodes,
         max_depth=sequence.max_new_tokens(context_length) - 1,
     )
+    constraint = sequence.request.constraint
+    return found if constraint is None else _allowed(found, constraint)
+
+
+def _allowed(found: list[Candidate], constraint: Constraint) -> list[Candidate]:
+    """Leave out what the grammar forbids, before it costs a row."""
+    kept: list[Candidate] = []
+    place: dict[int, int] = {-1: -1}
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
+    for index, candidate in enumerate(found):
+        if candidate.parent not in place:
+            continue
+        path = (*paths[candidate.parent], candidate.node.token_id)
+        if constraint.num_allowed(path) == len(path):
+            place[index] = len(kept)
+            paths[index] = path
+            kept.append(replace(candidate, parent=place[candidate.parent]))
+    return kept
 
 
 def _certain(log_prob: float) -> float:

@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 
 import structlog
 
 from paceline.errors import EngineFailed, Overloaded
 from verify_service.engine.step_engine import StepEngine
 from verify_service.engine.steps import Command, StepOutput, TreeFact
+from verify_service.engine_backend import EngineCapabilities, OnOutput
+from verify_service.request_limits import MAX_LOGPROBS
+from verify_service.targets.target import TargetInfo
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -30,17 +32,35 @@ SWITCH_INTERVAL_SECONDS = 0.0005
 class EngineThread:
     """Owns a ``StepEngine``; everyone else talks to it through ``send``."""
 
-    def __init__(self, engine: StepEngine, on_output: Callable[[StepOutput], None]) -> None:
+    def __init__(self, engine: StepEngine) -> None:
         self._engine = engine
-        self._on_output = on_output
+        self._on_output: OnOutput | None = None
         self._inbox: deque[Command] = deque()
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._unread = threading.Semaphore(MAX_UNREAD_OUTPUTS)
+        self._is_checked = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    def start(self) -> None:
-        """Start cranking."""
+    @property
+    def info(self) -> TargetInfo:
+        """What is fixed about the model."""
+        return self._engine.info
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What the engine can do with its target."""
+        config = self._engine.config
+        return EngineCapabilities(
+            max_running=config.max_running,
+            max_draft_tokens=config.max_draft_tokens,
+            max_logprobs=MAX_LOGPROBS,
+            prefix_caching=config.prefix_caching,
+        )
+
+    def start(self, on_output: OnOutput) -> None:
+        """Start cranking; every step's output goes to ``on_output``."""
+        self._on_output = on_output
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         self._thread.start()
 
@@ -71,25 +91,30 @@ class EngineThread:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._drain()
-            if self._engine.has_work():
-                self._wait_for_trees()
-                self._publish(self._step())
-            else:
-                self._idle()
+            output = self._turn()
+            if output is not None:
+                self._publish(output)
 
-    def _step(self) -> StepOutput:
+    def _turn(self) -> StepOutput | None:
+        """Take commands and do a step; a fault of ours ends the sequences, never the thread."""
         try:
+            self._drain()
+            if not self._engine.has_work():
+                self._idle()
+                return None
+            self._is_checked = False
+            self._wait_for_trees()
             return self._engine.step()
         except Exception as error:
-            log.exception("engine_step_failed")
+            log.exception("engine_failed")
             return self._engine.fail_all(EngineFailed(f"the engine failed: {error}"))
 
     def _publish(self, output: StepOutput) -> None:
         while not self._unread.acquire(timeout=IDLE_SECONDS):
             if self._stopping.is_set():
                 return
-        self._on_output(output)
+        if self._on_output is not None:
+            self._on_output(output)
         if not output.steps and not output.failures and output.load.num_rows == 0:
             # Nothing could run (blocks held by parked sequences): do not spin.
             self._wake.wait(STALLED_SECONDS)
@@ -108,6 +133,7 @@ class EngineThread:
                 return
 
     def _idle(self) -> None:
-        if self._engine.num_sequences == 0:
+        if self._engine.num_sequences == 0 and not self._is_checked:
+            self._is_checked = True
             self._engine.check_integrity()
         self._wake.wait(IDLE_SECONDS)

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.noise import MAX_NOISE
+from paceline.noise import MAX_NOISE, token_noise
 from verify_service.engine.noise import gumbel_noise
 from verify_service.engine.sampling import SamplingParams
 from verify_service.engine.sequence import Sequence
 from verify_service.engine.steps import TokenLogprobs
+
+_ROUNDING = 1e-9
+"""More than two ways of computing one token's noise can differ by."""
 
 _NUCLEUS_HEAD = 1024
 """The nucleus is looked for among this many best tokens before everything is sorted."""
@@ -61,8 +64,8 @@ def pick(scores: torch.Tensor, params: SamplingParams, position: int) -> int | N
     scaled = scores.to(torch.float64) / params.temperature
     token_ids = _support(scaled, params)
     if token_ids is None:
-        first = torch.tensor([best], device=scores.device)
-        floor = float(scaled[best] + gumbel_noise(params.seed, position, first)[0]) - MAX_NOISE
+        reached = float(scaled[best]) + token_noise(params.seed, position, best)
+        floor = reached - MAX_NOISE - _ROUNDING
         token_ids = torch.nonzero(scaled >= floor).squeeze(1)
     total = scaled[token_ids] + gumbel_noise(params.seed, position, token_ids)
     return int(token_ids[total.argmax()])
@@ -101,10 +104,12 @@ def _nucleus(scaled: torch.Tensor, token_ids: torch.Tensor | None, top_p: float)
 
 
 def _adjusted(logits: torch.Tensor, sequence: Sequence, path: SequenceOf[int]) -> torch.Tensor:
-    """Return the logits after penalties, bias and minimum length; a copy if any applies."""
+    """Return the logits after all that comes before temperature; a copy if any applies."""
     params, limits = sequence.request.sampling, sequence.request.limits
+    constraint = sequence.request.constraint
     is_short = sequence.num_emitted + len(path) < limits.min_tokens
-    if not (params.has_penalties or params.logit_bias or (is_short and limits.stop_token_ids)):
+    keeps_open = is_short and bool(limits.stop_token_ids)
+    if not (params.has_penalties or params.logit_bias or keeps_open or constraint):
         return logits
     scores = logits.clone()
     if params.has_penalties:
@@ -114,8 +119,10 @@ def _adjusted(logits: torch.Tensor, sequence: Sequence, path: SequenceOf[int]) -
         scores[token_ids] += torch.tensor(
             list(params.logit_bias.values()), dtype=scores.dtype, device=scores.device
         )
-    if is_short and limits.stop_token_ids:
+    if keeps_open:
         scores[_ids(limits.stop_token_ids, scores)] = -math.inf
+    if constraint is not None:
+        scores.masked_fill_(~constraint.mask(path).to(scores.device), -math.inf)
     return scores
 
 

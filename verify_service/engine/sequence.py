@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from verify_service.engine.calibration import SequenceCalibration
+from verify_service.engine.constraint import Constraint
 from verify_service.engine.draft_trie import DraftTrie
 from verify_service.engine.sampling import Fallback, SamplingParams, TokenLimits
 
@@ -46,6 +47,8 @@ class Request:
     cache_salt: str = ""
     predicted_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
+    constraint: Constraint | None = None
+    """What the output has to look like; its state belongs to the engine from here on."""
     lockstep: bool = False
     """Bring your own drafter: a step is run only for a proposal, and with all of it that fits."""
 

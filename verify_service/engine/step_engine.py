@@ -104,7 +104,8 @@ class StepEngine:
             or sequence.num_pending_rows > 1
             for sequence in self.scheduler.running
         )
-        return runnable or bool(self.scheduler.waiting or self._steps or self._failures)
+        told = self.scheduler.waiting or self._steps or self._failures
+        return runnable or bool(told) or bool(self._expired(self._clock()))
 
     def apply(self, command: Command) -> None:
         """Take one command; what comes of it is told by the next step."""
@@ -161,7 +162,8 @@ class StepEngine:
         self._sequences[request.sequence_id] = sequence
         self.scheduler.add(sequence)
         room = sequence.max_new_tokens(self.info.context_length)
-        if len(self.scheduler.waiting) > self.config.max_waiting:
+        starting = max(self.config.max_running - len(self.scheduler.running), 0)
+        if len(self.scheduler.waiting) > self.config.max_waiting + starting:
             self._fail(
                 sequence,
                 Overloaded(
@@ -254,10 +256,15 @@ class StepEngine:
             sequence.num_published_blocks = num_full
 
     def _expire(self, now: float) -> None:
-        for sequence in list(self._sequences.values()):
-            deadline = sequence.request.deadline
-            if deadline is not None and deadline <= now:
-                self._finish(sequence, FinishReason.DEADLINE)
+        for sequence in self._expired(now):
+            self._finish(sequence, FinishReason.DEADLINE)
+
+    def _expired(self, now: float) -> list[Sequence]:
+        return [
+            sequence
+            for sequence in self._sequences.values()
+            if sequence.request.deadline is not None and sequence.request.deadline <= now
+        ]
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self._steps.append(SequenceStep(sequence.sequence_id, (), finish_reason=reason))
@@ -276,10 +283,10 @@ class StepEngine:
         num_rows = sum(each.num_rows for each in selected)
         context = sum(each.turn.sequence.num_stored for each in selected)
         if all(each.turn.is_decode for each in selected):
+            self.costs.record(num_rows, context, seconds)
             if any(each.tree.num_nodes for each in selected):
                 plain = self.costs.seconds(len(selected), context)
                 self.gain.record(len(selected), num_tokens, seconds, plain)
-            self.costs.record(num_rows, context, seconds)
         self.load = Load(step_seconds=seconds, num_rows=num_rows)
 
     def _take_output(self) -> StepOutput:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.errors import EngineFailed, PacelineError
+from paceline.errors import EngineFailed, Mismatch, PacelineError
 from verify_service.engine.acceptance import Verdict, walk
 from verify_service.engine.draft_selection import Selected
 from verify_service.engine.sampler import Choice, choose
@@ -86,9 +86,19 @@ def _walk(selected: Selected, logits: torch.Tensor, context_length: int) -> Veri
         sequence.max_new_tokens(context_length),
     )
     if not verdict.choices:
-        error = EngineFailed("the model gave no usable probabilities", reason="INVALID_LOGITS")
-        return Verification(selected, verdict, error)
+        return Verification(selected, verdict, _no_choice(sequence))
     return Verification(selected, verdict)
+
+
+def _no_choice(sequence: Sequence) -> PacelineError:
+    if sequence.request.constraint is None:
+        return EngineFailed("the model gave no usable probabilities", reason="INVALID_LOGITS")
+    return Mismatch(
+        "no token satisfies structured_output here; check that it can be completed and that "
+        "logit_bias and min_tokens leave a way",
+        field="structured_output",
+        reason="CONSTRAINT_DEAD_END",
+    )
 
 
 def _emits(selected: Selected) -> bool:

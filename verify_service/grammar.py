@@ -1,0 +1,108 @@
+"""Constraints from JSON Schemas, regular expressions, grammars and choices, through llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+from paceline.errors import ConfigurationError, InvalidRequest
+from paceline.v1 import types_pb2
+
+MAX_GRAMMAR_CHARS = 256 * 1024
+
+
+class GrammarConstraint:
+    """One sequence's position in a compiled grammar."""
+
+    def __init__(self, matcher: LLMatcher, num_token_ids: int) -> None:
+        self._matcher = matcher
+        self._num_token_ids = num_token_ids
+        self._bits = allocate_token_bitmask(1, num_token_ids)
+
+    def mask(self, path: Sequence[int]) -> torch.Tensor:
+        """Return which ids may follow the committed tokens and ``path``."""
+        num_consumed = self._matcher.try_consume_tokens(list(path))
+        fill_next_token_bitmask(self._matcher, self._bits)
+        allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")
+        self._matcher.rollback(num_consumed)
+        return torch.from_numpy(allowed[: self._num_token_ids].astype(bool))
+
+    def num_allowed(self, path: Sequence[int]) -> int:
+        """Return how many leading tokens of ``path`` may follow the committed tokens."""
+        return int(self._matcher.validate_tokens(list(path)))
+
+    def forced(self) -> tuple[int, ...]:
+        """Return tokens that spell what has to follow now; empty where there is a choice."""
+        return tuple(self._matcher.compute_ff_tokens())
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Advance along newly committed tokens."""
+        self._matcher.try_consume_tokens(list(token_ids))
+
+
+class GrammarCompiler:
+    """Makes constraints for one tokenizer; thread-safe, and slow enough for a thread of its own."""
+
+    def __init__(
+        self, tokenizer_json: Path, num_token_ids: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        self._path = tokenizer_json
+        self._num_token_ids = num_token_ids
+        self._eos_token_ids = list(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+
+    def compile(self, message: types_pb2.StructuredOutput) -> GrammarConstraint:
+        """
+        Return a fresh constraint.
+
+        Raises ``InvalidRequest`` naming the part of ``structured_output`` that cannot be compiled.
+        """
+        kind = message.WhichOneof("constraint")
+        field = f"structured_output.{kind or 'constraint'}"
+        if kind is None:
+            raise InvalidRequest(f"{field} is not set; set one of its kinds", field=field)
+        if message.ByteSize() > MAX_GRAMMAR_CHARS:
+            raise InvalidRequest(f"{field} is above {MAX_GRAMMAR_CHARS} characters", field=field)
+        try:
+            matcher = LLMatcher(self._loaded(), _grammar(message, kind), log_level=0)
+        except ValueError as error:
+            raise InvalidRequest(f"{field}: {_one_line(str(error))}", field=field) from None
+        if matcher.is_error():
+            raise InvalidRequest(f"{field}: {_one_line(matcher.get_error())}", field=field)
+        return GrammarConstraint(matcher, self._num_token_ids)
+
+    def _loaded(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            try:
+                text = self._path.read_text(encoding="utf-8")
+            except OSError as error:
+                raise ConfigurationError(f"{self._path}: {error.strerror}") from None
+            self._tokenizer = LLTokenizer(
+                text, n_vocab=self._num_token_ids, eos_token=self._eos_token_ids
+            )
+        return self._tokenizer
+
+
+def _grammar(message: types_pb2.StructuredOutput, kind: str) -> str:
+    match kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(message.json_schema)
+        case "regex":
+            return LLMatcher.grammar_from_regex(message.regex)
+        case "grammar":
+            return LLMatcher.grammar_from_lark(message.grammar)
+        case _:
+            if not message.choice.options:
+                raise ValueError("options is empty; name at least one")
+            options = " | ".join(json.dumps(option) for option in message.choice.options)
+            return LLMatcher.grammar_from_lark(f"start: {options}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

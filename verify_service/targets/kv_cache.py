@@ -1,0 +1,81 @@
+"""The paged KV tensors of a torch target. Which slot belongs to whom is decided elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+SPARE_SLOTS = 16
+"""Slots past the last block, so that a read rounded up to whole columns stays inside."""
+
+Slots: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one token stores in one layer, for keys and for values."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """The keys and values of one layer."""
+
+    keys: torch.Tensor  # [num_slots + SPARE_SLOTS, num_kv_heads, head_dim]
+    values: torch.Tensor  # like keys
+
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store one row per slot  # keys, values: [num_rows, num_kv_heads, head_dim]."""
+        self.keys.index_copy_(0, slots, keys)
+        self.values.index_copy_(0, slots, values)
+
+
+class PagedKv:
+    """The cache of all layers; layers of one shape share a tensor."""
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_size = block_size
+        num_slots = num_blocks * block_size + SPARE_SLOTS
+        self._stacks: list[torch.Tensor] = []  # [2, num_layers, num_slots, heads, head_dim] each
+        by_layer: dict[int, LayerKv] = {}
+        for shape in dict.fromkeys(shapes):
+            layers = [layer for layer, other in enumerate(shapes) if other == shape]
+            stack = torch.zeros(
+                (2, len(layers), num_slots, shape.num_kv_heads, shape.head_dim),
+                dtype=dtype,
+                device=device,
+            )
+            self._stacks.append(stack)
+            by_layer |= {layer: LayerKv(stack[0, i], stack[1, i]) for i, layer in enumerate(layers)}
+        self.layers = tuple(by_layer[layer] for layer in range(len(shapes)))
+
+    def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy slots in all layers, as if all were read before the first is written."""
+        for stack in self._stacks:
+            read = torch.tensor(sources, dtype=torch.int64, device=stack.device)
+            written = torch.tensor(destinations, dtype=torch.int64, device=stack.device)
+            stack.index_copy_(2, written, stack.index_select(2, read))
+
+
+def slots_of(block_table: Sequence[int], block_size: int, start: int, stop: int) -> Slots:
+    """Return the slots of the tokens with indices ``start`` to ``stop - 1``  # [stop - start]."""
+    first_block = start // block_size
+    blocks = np.array(block_table[first_block : -(-stop // block_size)], dtype=np.int64)
+    slots = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)
+    offset = first_block * block_size
+    return slots[start - offset : stop - offset]
