@@ -15,6 +15,8 @@ from paceline.errors import ConfigurationError, InvalidRequest
 from paceline.v1 import types_pb2
 
 MAX_GRAMMAR_CHARS = 256 * 1024
+JSON_WHITESPACE = r"[\x20\x0A\x0D\x09]{0,24}"
+"""Between JSON tokens; bounded, or a model that likes blanks would never come to an end."""
 
 
 class GrammarConstraint:
@@ -92,7 +94,9 @@ class GrammarCompiler:
 def _grammar(message: types_pb2.StructuredOutput, kind: str) -> str:
     match kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(message.json_schema)
+            return LLMatcher.grammar_from_json_schema(
+                message.json_schema, overrides={"whitespace_pattern": JSON_WHITESPACE}
+            )
         case "regex":
             return LLMatcher.grammar_from_regex(message.regex)
         case "grammar":
