@@ -1,1 +1,57 @@
-"""What Paceline's services agree on, the public client and the command line. No torch here."""
+"""
+Paceline's shared package and public client.
+
+The names below load on first use: importing ``paceline.tree`` or the like pulls in no transport.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.async_client import AsyncClient as AsyncClient
+    from paceline.client import Client as Client
+    from paceline.errors import PacelineError as PacelineError
+    from paceline.events import Delta as Delta
+    from paceline.events import Event as Event
+    from paceline.events import Finished as Finished
+    from paceline.events import FinishReason as FinishReason
+    from paceline.events import Generation as Generation
+    from paceline.events import Model as Model
+    from paceline.events import Started as Started
+    from paceline.events import Summary as Summary
+
+_HOMES = {
+    "AsyncClient": "paceline.async_client",
+    "Client": "paceline.client",
+    "Delta": "paceline.events",
+    "Event": "paceline.events",
+    "FinishReason": "paceline.events",
+    "Finished": "paceline.events",
+    "Generation": "paceline.events",
+    "Model": "paceline.events",
+    "PacelineError": "paceline.errors",
+    "Started": "paceline.events",
+    "Summary": "paceline.events",
+}
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Delta",
+    "Event",
+    "FinishReason",
+    "Finished",
+    "Generation",
+    "Model",
+    "PacelineError",
+    "Started",
+    "Summary",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

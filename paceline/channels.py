@@ -7,6 +7,8 @@ from typing import Final
 
 import grpc.aio
 
+from paceline.tls import DialTls, channel_credentials
+
 MAX_MESSAGE_BYTES: Final = 20 * 1024 * 1024
 
 CLIENT_KEEPALIVE_MS: Final = 30_000
@@ -65,6 +67,12 @@ CLIENT_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
 """For applications: round robin over ready gateways, retries before the first message."""
 
 
-def open_link(address: str) -> grpc.aio.Channel:
-    """Return a channel for an internal link to one address."""
-    return grpc.aio.insecure_channel(address, options=LINK_OPTIONS)
+def open_link(address: str, tls: DialTls | None = None) -> grpc.aio.Channel:
+    """
+    Return a channel for an internal link to one address; in plaintext without ``tls``.
+
+    The certificate files are read now; raises ``ConfigurationError`` for unusable ones.
+    """
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=LINK_OPTIONS)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=LINK_OPTIONS)

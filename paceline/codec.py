@@ -44,4 +44,4 @@ def duration_to_proto(seconds: float) -> Duration:
 
 def duration_from_proto(message: Duration) -> float:
     """Return the seconds of a duration message."""
-    return message.ToTimedelta().total_seconds()
+    return float(message.seconds) + message.nanos / 1e9

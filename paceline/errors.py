@@ -33,12 +33,14 @@ class PacelineError(Exception):
         field: str = "",
         reason: str = "",
         retry_after_seconds: float | None = None,
+        quota: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
         self.field = field
         self.reason = reason or self.default_reason
         self.retry_after_seconds = retry_after_seconds
+        self.quota = quota
 
 
 class InvalidRequest(PacelineError):
@@ -76,7 +78,7 @@ class PermissionDenied(PacelineError):
 
 
 class Overloaded(PacelineError):
-    """A queue or quota is full; ``retry_after_seconds`` says when to come back."""
+    """A queue or quota is full: ``quota`` names it, ``retry_after_seconds`` when to come back."""
 
     default_reason = "OVERLOADED"
 

@@ -50,6 +50,12 @@ def token_hashes(seed: int, position: int, token_ids: NDArray[np.integer]) -> ND
     return np.asarray(value ^ (value >> np.uint64(31)), dtype=np.uint64)
 
 
+def token_noise(seed: int, position: int, token_id: int) -> float:
+    """Return the noise of one token, as ``gumbel_noise`` would up to rounding."""
+    high = mix64(stream_key(seed, position) + token_id * GOLDEN) >> (64 - UNIFORM_BITS)
+    return -math.log(-math.log((high + 0.5) * 2.0**-UNIFORM_BITS))
+
+
 def gumbel_noise(seed: int, position: int, token_ids: NDArray[np.integer]) -> NDArray[np.float64]:
     """Return standard Gumbel noise for each token id; at most ``MAX_NOISE``."""
     high = token_hashes(seed, position, token_ids) >> np.uint64(64 - UNIFORM_BITS)

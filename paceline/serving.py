@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -15,9 +16,11 @@ from grpc_reflection.v1alpha import reflection
 
 from paceline.channels import SERVER_OPTIONS
 from paceline.errors import ConfigurationError
+from paceline.tls import ServerTls, server_credentials
 
 READINESS = "readiness"
 LIVENESS = "liveness"
+MAX_PORT = 65_535
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -30,8 +33,14 @@ class Server:
     names say that it can serve now. They start as NOT_SERVING until ``set_ready(True)``.
     """
 
-    def __init__(self, service_names: Sequence[str], *, with_reflection: bool = True) -> None:
-        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+    def __init__(
+        self,
+        service_names: Sequence[str],
+        *,
+        with_reflection: bool = True,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        self.grpc = grpc.aio.server(options=SERVER_OPTIONS, interceptors=tuple(interceptors))
         self._names = tuple(service_names)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -40,11 +49,21 @@ class Server:
                 (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
             )
 
-    def listen(self, address: str) -> int:
-        """Bind ``host:port`` and return the port; raises ``ConfigurationError`` if it is taken."""
+    def listen(self, address: str, tls: ServerTls | None = None) -> int:
+        """
+        Bind ``host:port``, in plaintext without ``tls``, and return the port.
+
+        Raises ``ConfigurationError`` if it is taken or the certificates cannot be used.
+        """
+        credentials = server_credentials(tls) if tls else None
         try:
-            port = self.grpc.add_insecure_port(address)
-        except RuntimeError:
+            _probe(address)
+            port = (
+                self.grpc.add_secure_port(address, credentials)
+                if credentials
+                else self.grpc.add_insecure_port(address)
+            )
+        except (OSError, RuntimeError):
             port = 0
         if port == 0:
             raise ConfigurationError(
@@ -76,6 +95,22 @@ class Server:
 
     async def _set(self, name: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         await self._health.set(name, status)
+
+
+def _probe(address: str) -> None:
+    """Raise ``OSError`` if the address cannot be bound; gRPC would log lines of its own first."""
+    if address.startswith("unix:"):
+        return
+    host, _, port = address.rpartition(":")
+    # The resolver would take larger numbers modulo 65536.
+    if not port.isdecimal() or int(port) > MAX_PORT:
+        raise OSError(f"no port in {address}")
+    family, kind, protocol, _, where = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
 
 
 @asynccontextmanager

@@ -11,10 +11,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -25,6 +25,7 @@ from pydantic_settings import (
 
 from paceline.errors import ConfigurationError
 from paceline.logs import LogFormat, LogLevel
+from paceline.tls import DialTls, ServerTls
 
 USAGE_EXIT_CODE = 2
 
@@ -54,6 +55,33 @@ class ServiceSettings(BaseSettings):
     reflection: bool = True
     """Serve gRPC reflection (for ``buf curl`` and the like)."""
 
+    admin_listen: str = ""
+    """``host:port`` of metrics and health over plain HTTP; empty: not served."""
+
+    tls_certificate: Path | None = None
+    """PEM chain to serve gRPC with; read again when it changes. Unset: plaintext."""
+
+    tls_private_key: Path | None = None
+    """PEM key of that certificate, not encrypted."""
+
+    tls_client_ca: Path | None = None
+    """PEM authority whose certificates clients must show (mutual TLS)."""
+
+    @property
+    def server_tls(self) -> ServerTls | None:
+        """What the server shows and demands; None: plaintext."""
+        if self.tls_certificate is None or self.tls_private_key is None:
+            return None
+        return ServerTls(self.tls_certificate, self.tls_private_key, self.tls_client_ca)
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_private_key is None):
+            raise ValueError("tls_certificate and tls_private_key go together; set both or none")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca has no effect without tls_certificate; set both")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -65,6 +93,34 @@ class ServiceSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Rank the environment above values from the file, which arrive as init values."""
         return env_settings, init_settings
+
+
+class LinkSettings(ServiceSettings):
+    """What a server that dials other servers can be told besides."""
+
+    link_ca: Path | None = None
+    """PEM authority of the servers that this one dials; unset: those links are plaintext."""
+
+    link_certificate: Path | None = None
+    """PEM certificate to show to the servers that this one dials (mutual TLS)."""
+
+    link_private_key: Path | None = None
+    """PEM key of that certificate, not encrypted."""
+
+    @property
+    def link_tls(self) -> DialTls | None:
+        """How links are dialed; None: in plaintext."""
+        if self.link_ca is None:
+            return None
+        return DialTls(self.link_ca, self.link_certificate, self.link_private_key)
+
+    @model_validator(mode="after")
+    def _check_links(self) -> Self:
+        if (self.link_certificate is None) != (self.link_private_key is None):
+            raise ValueError("link_certificate and link_private_key go together; set both or none")
+        if self.link_certificate is not None and self.link_ca is None:
+            raise ValueError("link_certificate has no effect without link_ca; set both")
+        return self
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -136,6 +192,8 @@ def _read_file(path: Path, kind: type[ServiceSettings]) -> dict[str, Any]:
 
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
-    name = ".".join(str(part) for part in problem["loc"]) or "settings"
+    if not problem["loc"]:
+        return f"settings: {problem['msg'].removeprefix('Value error, ')}"
+    name = ".".join(str(part) for part in problem["loc"])
     given = f", got {problem['input']!r}" if problem["type"] != "missing" else ""
     return f"setting {name}: {problem['msg']}{given}"

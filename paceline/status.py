@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
@@ -56,54 +59,71 @@ def error_from_code(
     field: str = "",
     reason: str = "",
     retry_after_seconds: float | None = None,
+    quota: str = "",
 ) -> errors.PacelineError:
     """Return the error that a numeric gRPC code stands for; unknown codes are ``EngineFailed``."""
     kind = _ERRORS.get(code, errors.EngineFailed)
-    return kind(message, field=field, reason=reason, retry_after_seconds=retry_after_seconds)
+    return kind(
+        message,
+        field=field,
+        reason=reason,
+        retry_after_seconds=retry_after_seconds,
+        quota=quota,
+    )
 
 
 def rich_status(error: errors.PacelineError) -> grpc.Status:
     """Return a status for ``context.abort_with_status``, with the details that apply."""
-    packed = [_pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN))]
-    if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.message
-        )
-        packed.append(_pack(error_details_pb2.BadRequest(field_violations=[violation])))
-    if error.retry_after_seconds is not None:
-        delay = Duration()
-        delay.FromNanoseconds(int(error.retry_after_seconds * 1e9))
-        packed.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
     message = status_pb2.Status(
-        code=status_code(error).value[0], message=error.message, details=packed
+        code=status_code(error).value[0],
+        message=error.message,
+        details=[_pack(detail) for detail in _details_of(error)],
     )
     return rpc_status.to_status(message)
 
 
-def error_from_rpc(error: grpc.aio.AioRpcError) -> errors.PacelineError:
+def error_from_rpc(error: grpc.RpcError) -> errors.PacelineError:
     """Return the error behind a failed call, its field, reason and retry hint restored."""
-    field, reason, retry_after_seconds = "", "", None
+    restored: dict[str, Any] = {}
     for packed in _details(error):
         info = error_details_pb2.ErrorInfo()
         bad_request = error_details_pb2.BadRequest()
         retry_info = error_details_pb2.RetryInfo()
+        quota_failure = error_details_pb2.QuotaFailure()
         if packed.Unpack(info):
-            reason = info.reason
+            restored["reason"] = info.reason
         elif packed.Unpack(bad_request) and bad_request.field_violations:
-            field = bad_request.field_violations[0].field
+            restored["field"] = bad_request.field_violations[0].field
         elif packed.Unpack(retry_info):
-            retry_after_seconds = retry_info.retry_delay.ToNanoseconds() / 1e9
+            restored["retry_after_seconds"] = retry_info.retry_delay.ToNanoseconds() / 1e9
+        elif packed.Unpack(quota_failure) and quota_failure.violations:
+            restored["quota"] = quota_failure.violations[0].subject
     return error_from_code(
-        error.code().value[0],
-        error.details() or error.code().name,
-        field=field,
-        reason=reason,
-        retry_after_seconds=retry_after_seconds,
+        error.code().value[0], error.details() or error.code().name, **restored
     )
 
 
-def _details(error: grpc.aio.AioRpcError) -> list[AnyMessage]:
-    for key, value in error.trailing_metadata() or ():
+def _details_of(error: errors.PacelineError) -> Iterator[object]:
+    yield error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN)
+    if error.field:
+        blamed = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.message
+        )
+        yield error_details_pb2.BadRequest(field_violations=[blamed])
+    if error.retry_after_seconds is not None:
+        delay = Duration()
+        delay.FromNanoseconds(int(error.retry_after_seconds * 1e9))
+        yield error_details_pb2.RetryInfo(retry_delay=delay)
+    if error.quota:
+        exceeded = error_details_pb2.QuotaFailure.Violation(
+            subject=error.quota, description=error.message
+        )
+        yield error_details_pb2.QuotaFailure(violations=[exceeded])
+
+
+def _details(error: grpc.RpcError) -> list[AnyMessage]:
+    metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+    for key, value in metadata:
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
             return list(status_pb2.Status.FromString(value).details)
     return []

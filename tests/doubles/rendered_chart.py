@@ -97,21 +97,32 @@ def render(
     ``values`` are set one by one, by path, above those of the profile.
     """
     settings = tuple(f"{path}={json.dumps(value)}" for path, value in (values or {}).items())
-    return _render(settings, profile, chart, helm, apis)
+    api_flags = tuple(flag for api in apis for flag in ("--api-versions", api))
+    return Rendered(_run("template", settings, profile, chart, helm, api_flags))
+
+
+def notes(values: Mapping[str, object] | None = None, *, chart: str = "paceline") -> str:
+    """Return what Helm says after an installation."""
+    settings = tuple(f"{path}={json.dumps(value)}" for path, value in (values or {}).items())
+    said = _run("install", settings, "values.yaml", chart, "helm4", ("--dry-run=client",))
+    return said.partition("\nNOTES:\n")[2]
 
 
 @lru_cache(maxsize=512)
-def _render(
-    settings: tuple[str, ...], profile: str, chart: str, helm: str, apis: tuple[str, ...]
-) -> Rendered:
+def _run(
+    verb: str,
+    settings: tuple[str, ...],
+    profile: str,
+    chart: str,
+    helm: str,
+    flags: tuple[str, ...],
+) -> str:
     folder = CHARTS / chart
-    command = ["template", RELEASE, str(folder), "--namespace", NAMESPACE]
+    command = [verb, RELEASE, str(folder), "--namespace", NAMESPACE]
     command += ["--values", str(folder / profile)]
     for setting in settings:
         command += ["--set-json", setting]
-    for api in apis:
-        command += ["--api-versions", api]
-    return Rendered(run_helm(helm, *command))
+    return run_helm(helm, *command, *flags)
 
 
 def run_helm(helm: str, *arguments: str) -> str:

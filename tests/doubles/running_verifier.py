@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -31,11 +32,19 @@ EOS = 31
 
 
 def make_engine(
-    logits_of: LogitsFunction | None = None, *, context_length: int = 512, **config: object
+    logits_of: LogitsFunction | None = None,
+    *,
+    context_length: int = 512,
+    pace_seconds: float = 0.0,
+    **config: object,
 ) -> StepEngine:
-    """Return an engine on a table target that verifies whatever it is offered."""
+    """
+    Return an engine on a table target that verifies whatever it is offered.
+
+    ``pace_seconds`` per row make it as slow as a model, so that drafts have time to arrive.
+    """
     target = TableTarget(
-        logits_of or markov_logits(VOCAB, seed=1, order=3),
+        _paced(logits_of or markov_logits(VOCAB, seed=1, order=3), pace_seconds),
         vocab_size=VOCAB,
         context_length=context_length,
         eos_token_ids=(EOS,),
@@ -48,6 +57,14 @@ def make_engine(
         max_draft_wait_seconds=0.05,
     )
     return StepEngine(target, replace(base, **config))  # type: ignore[arg-type]  # field names
+
+
+def _paced(logits_of: LogitsFunction, seconds: float) -> LogitsFunction:
+    def slow(tokens: tuple[int, ...]) -> Sequence[float]:
+        time.sleep(seconds)
+        return logits_of(tokens)
+
+    return slow if seconds else logits_of
 
 
 @asynccontextmanager

@@ -52,6 +52,8 @@ class ScriptedDrafter(draft_service_pb2_grpc.DraftServiceServicer):
     """Close the stream after this many request messages."""
     knows_sessions: bool = True
     """False: every commit is answered with "unknown session"."""
+    refusal: int = 0
+    """Refuse every session for this cause, which may be one of a later release."""
     requests: list[draft_service_pb2.DraftRequest] = field(default_factory=list)
     responses: list[draft_service_pb2.DraftResponse] = field(default_factory=list)
     sessions: dict[int, list[int]] = field(default_factory=dict)
@@ -99,6 +101,14 @@ class ScriptedDrafter(draft_service_pb2_grpc.DraftServiceServicer):
         response = draft_service_pb2.DraftResponse()
         touched: list[int] = []
         for opened in message.opens:
+            if self.refusal:
+                response.refusals.append(
+                    draft_service_pb2.SessionRefusal(
+                        session_id=opened.session_id,
+                        cause=self.refusal,  # type: ignore[arg-type]  # any number
+                    )
+                )
+                continue
             self.sessions[opened.session_id] = list(opened.committed_token_ids)
             touched.append(opened.session_id)
         for commit in message.commits:

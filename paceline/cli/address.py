@@ -1,0 +1,67 @@
+"""Addresses of the form ``host:port``."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from typing import Final
+
+from paceline.errors import ConfigurationError
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
+"""Where the gateway of ``paceline up`` listens and clients look for it."""
+
+_FREE_PORTS: Final = range(20_000, 32_000)
+"""
+Below the range from which systems take the near end of outgoing connections. A port from that
+range could be taken between choosing it and listening, even by a connection to itself.
+"""
+
+
+def split_address(address: str, option: str) -> tuple[str, int]:
+    """Return host and port; raises ``ConfigurationError`` naming the option."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"{option} is host:port, such as 127.0.0.1:50051, not {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def bindable_address(address: str, option: str) -> str:
+    """Return the address, port 0 replaced by a free one; raises if it cannot be bound."""
+    host, port = split_address(address, option)
+    if port:
+        _bind(host, port, option)
+        return address
+    shown_host = address.rpartition(":")[0]
+    for candidate in random.sample(_FREE_PORTS, 50):
+        try:
+            _bind(host, candidate, option)
+        except ConfigurationError:
+            continue
+        return f"{shown_host}:{candidate}"
+    raise ConfigurationError(f"cannot listen on {address}: no port is free; name one with {option}")
+
+
+def answers(address: str, timeout_seconds: float = 1.0) -> bool:
+    """Return whether anything accepts connections at an address."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def _bind(host: str, port: int, option: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            in_use = error.errno == errno.EADDRINUSE
+            cause = "the port is in use" if in_use else error.strerror or str(error)
+            raise ConfigurationError(
+                f"cannot listen on {host}:{port}: {cause}; choose another address with {option}"
+            ) from None

@@ -1,0 +1,210 @@
+"""What ``paceline doctor`` examines in each server. How it is shown: ``doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import grpc.aio
+
+from paceline.channels import open_link
+from paceline.cli.health import is_serving
+from paceline.codec import PROTOCOL_VERSION, speaks_our_protocol
+from paceline.generation_codec import fallback_name
+from paceline.v1 import (
+    draft_service_pb2,
+    generation_service_pb2,
+    types_pb2,
+    verify_service_pb2,
+)
+from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
+from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.v1.verify_service_pb2_grpc import VerifyServiceStub
+
+TIMEOUT_SECONDS: Final = 5.0
+ANY_TOKENIZER: Final = "any"
+
+_POOL_FIXES: Final[Mapping[str, str]] = {
+    "unreachable": "start the draft service, or correct the pool's address in the verifier's pools",
+    "mismatch": "use a draft service made for this model's tokenizer and this protocol version",
+    "demoted": "read the draft service's log: it sent invalid trees",
+    "no_pool": "name the pool in the verifier's pools",
+}
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    FINE = "ok"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Level
+    subject: str
+    cause: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """Whose token ids a server speaks."""
+
+    subject: str
+    fingerprint: str
+
+
+Report = AsyncIterator[Finding | Tokenizer]
+
+
+async def examine_gateway(address: str) -> Report:
+    """Yield findings about a gateway, its verifiers and its draft pools."""
+    subject = f"gateway {address}"
+    async with open_link(address) as channel:
+        async for finding in _reachability(channel, subject):
+            yield finding
+            if finding.level is Level.WRONG:
+                return
+        stub = GenerationServiceStub(channel)
+        request = generation_service_pb2.ListModelsRequest()
+        answer = await stub.ListModels(request, timeout=TIMEOUT_SECONDS)
+    for model in answer.models:
+        yield Tokenizer(subject, model.tokenizer_fingerprint)
+        yield _verifiers(subject, model)
+        for pool in model.draft_pools:
+            yield _pool(subject, pool)
+        if not model.draft_pools:
+            yield Finding(Level.WARNING, subject, f"{model.name} has no draft pool", "name one")
+    if not answer.models:
+        fix = "check its verifiers' addresses and that they are ready"
+        yield Finding(Level.WRONG, subject, "serves no model", fix)
+
+
+async def examine_verifier(address: str) -> Report:
+    """Yield findings about a verifier and its draft pools."""
+    subject = f"verifier {address}"
+    async with open_link(address) as channel:
+        async for finding in _reachability(channel, subject):
+            yield finding
+            if finding.level is Level.WRONG:
+                return
+        request = verify_service_pb2.GetModelInfoRequest()
+        info = await VerifyServiceStub(channel).GetModelInfo(request, timeout=TIMEOUT_SECONDS)
+    yield _protocol(subject, info.protocol)
+    what = f"{info.model} on engine {info.engine}, version {info.version or 'unknown'}"
+    yield Finding(Level.FINE, subject, what)
+    if info.tokenizer_fingerprint:
+        yield Tokenizer(subject, info.tokenizer_fingerprint)
+    for pool in info.draft_pools:
+        yield _pool(subject, pool)
+
+
+async def examine_draft_service(address: str) -> Report:
+    """Yield findings about a draft service."""
+    subject = f"draft service {address}"
+    async with open_link(address) as channel:
+        async for finding in _reachability(channel, subject):
+            yield finding
+            if finding.level is Level.WRONG:
+                return
+        request = draft_service_pb2.GetCapabilitiesRequest()
+        able = await DraftServiceStub(channel).GetCapabilities(request, timeout=TIMEOUT_SECONDS)
+    yield _protocol(subject, able.protocol)
+    what = f"{able.name} (drafter {able.drafter}, version {able.version or 'unknown'})"
+    yield Finding(Level.FINE, subject, what)
+    if able.tokenizer_fingerprint not in {"", ANY_TOKENIZER}:
+        yield Tokenizer(subject, able.tokenizer_fingerprint)
+
+
+def compare_tokenizers(tokenizers: list[Tokenizer]) -> Finding | None:
+    """Return whether all servers speak the same token ids; None when there is no pair."""
+    if len(tokenizers) < 2:
+        return None
+    groups: dict[str, list[str]] = {}
+    for tokenizer in tokenizers:
+        groups.setdefault(tokenizer.fingerprint, []).append(tokenizer.subject)
+    if len(groups) == 1:
+        return Finding(Level.FINE, "tokenizers", f"all have {_short(tokenizers[0].fingerprint)}")
+    told = "; ".join(f"{_short(key)}: {', '.join(names)}" for key, names in groups.items())
+    fix = "give all of them the same tokenizer.json"
+    return Finding(Level.WRONG, "tokenizers", f"they differ: {told}", fix)
+
+
+async def guarded(report: Report, subject: str) -> Report:
+    """Yield a report; a call that fails on the way becomes its last finding."""
+    try:
+        async for entry in report:
+            yield entry
+    except grpc.aio.AioRpcError as error:
+        cause = f"a call failed: {error.code().name}: {error.details()}"
+        yield Finding(Level.WRONG, subject, cause, "read the server's log")
+
+
+async def _reachability(channel: grpc.aio.Channel, subject: str) -> AsyncIterator[Finding]:
+    try:
+        serving = await is_serving(channel, TIMEOUT_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        yield _unreachable(subject, error)
+        return
+    if serving:
+        yield Finding(Level.FINE, subject, "answers and is ready")
+    else:
+        fix = "wait until it has loaded its model, or read its log"
+        yield Finding(Level.WRONG, subject, "answers but is not ready", fix)
+
+
+def _unreachable(subject: str, error: grpc.aio.AioRpcError) -> Finding:
+    if error.code() in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND}:
+        fix = "correct the address"
+        return Finding(Level.WRONG, subject, "answers but is no Paceline server", fix)
+    return Finding(
+        Level.WRONG,
+        subject,
+        f"does not answer ({error.code().name})",
+        "start it, or correct the address",
+    )
+
+
+def _protocol(subject: str, spoken: types_pb2.ProtocolRange) -> Finding:
+    told = f"speaks protocol {spoken.min_version} to {spoken.max_version}"
+    if speaks_our_protocol(spoken):
+        return Finding(Level.FINE, subject, told)
+    fix = f"use versions that share a protocol; this command speaks {PROTOCOL_VERSION}"
+    return Finding(Level.WRONG, subject, told, fix)
+
+
+def _verifiers(subject: str, model: generation_service_pb2.Model) -> Finding:
+    ready, known = model.num_ready_verifiers, model.num_verifiers
+    told = f"{model.name}: {ready} of {known} verifiers ready"
+    if known and ready == known:
+        return Finding(Level.FINE, subject, told)
+    level = Level.WARNING if ready else Level.WRONG
+    return Finding(level, subject, told, "start the others, or correct the gateway's verifiers")
+
+
+def _pool(
+    subject: str, pool: generation_service_pb2.ModelDraftPool | verify_service_pb2.DraftPool
+) -> Finding:
+    if pool.available:
+        told = f"draft pool {pool.name} can be used (drafter {pool.drafter})"
+        return Finding(Level.FINE, subject, told)
+    cause = fallback_name(pool.cause)
+    told = ": ".join(filter(None, (f"draft pool {pool.name} cannot be used", cause, pool.detail)))
+    return Finding(Level.WRONG, subject, told, _POOL_FIXES.get(cause, "read the verifier's log"))
+
+
+def _short(fingerprint: str) -> str:
+    return fingerprint[:12] or "no tokenizer"
+
+
+EXAMINERS: Final[Mapping[str, Callable[[str], Report]]] = {
+    "gateway": examine_gateway,
+    "verifier": examine_verifier,
+    "draft": examine_draft_service,
+}

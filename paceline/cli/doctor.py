@@ -1,0 +1,64 @@
+"""``paceline doctor``: checks a deployment and says cause and fix, one line each."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from paceline.cli.address import DEFAULT_ADDRESS, split_address
+from paceline.cli.checks import (
+    EXAMINERS,
+    Finding,
+    Level,
+    Tokenizer,
+    compare_tokenizers,
+    guarded,
+)
+from paceline.cli.terminal import show
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    for kind in EXAMINERS:
+        default = f" (without any address: {DEFAULT_ADDRESS})" if kind == "gateway" else ""
+        parser.add_argument(
+            f"--{kind}",
+            action="append",
+            default=[],
+            metavar="HOST:PORT",
+            help=f"a {kind} to check; repeatable{default}",
+        )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print all findings; return 1 if something is wrong."""
+    addresses = [(kind, address) for kind in EXAMINERS for address in getattr(options, kind)] or [
+        ("gateway", DEFAULT_ADDRESS)
+    ]
+    for kind, address in addresses:
+        split_address(address, f"--{kind}")
+    findings = asyncio.run(examined(addresses))
+    return 1 if any(finding.level is Level.WRONG for finding in findings) else 0
+
+
+async def examined(addresses: list[tuple[str, str]]) -> list[Finding]:
+    """Examine the servers, show each finding at once, and return all."""
+    findings: list[Finding] = []
+    tokenizers: list[Tokenizer] = []
+    for kind, address in addresses:
+        async for entry in guarded(EXAMINERS[kind](address), f"{kind} {address}"):
+            if isinstance(entry, Tokenizer):
+                tokenizers.append(entry)
+            else:
+                findings.append(entry)
+                _show(entry)
+    comparison = compare_tokenizers(tokenizers)
+    if comparison is not None:
+        findings.append(comparison)
+        _show(comparison)
+    return findings
+
+
+def _show(finding: Finding) -> None:
+    fix = f"; {finding.fix}" if finding.fix else ""
+    show(f"{finding.level:7}  {finding.subject}: {finding.cause}{fix}\n")

@@ -1,0 +1,117 @@
+"""
+The routing file: which draft pools there are, and how requests that name none are shared out.
+
+Gateways and verifiers read the same file and take up changes while they run. It decides nothing
+about a single request; that is the gateway's policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final
+
+import structlog
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from paceline.errors import ConfigurationError
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+LOOK_SECONDS: Final = 1.0
+"""Time between two looks at the file; a cluster itself takes up to a minute to deliver one."""
+
+_ADDRESS: Final = r"^[^\s:/]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$"
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Draft pools with their addresses and weights."""
+
+    default_pool: str = ""
+    """Pool for requests that name none; empty: the weights decide."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
+
+    def pool_at(self, share: float) -> str:
+        """
+        Return the pool of a request that names none; empty when no pool has weight.
+
+        ``share`` in [0, 1) is the request's own and stays the same: moving weight from one pool
+        to another moves just as many requests and leaves the others where they are.
+        """
+        if self.default_pool:
+            return self.default_pool
+        position = share * sum(self.weights.values())
+        for name in sorted(self.weights):
+            position -= self.weights[name]
+            if position < 0:
+                return name
+        return ""
+
+
+class _PoolEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    address: Annotated[str, Field(pattern=_ADDRESS)]
+    weight: Annotated[int, Field(ge=0)] = 0
+
+
+class _RoutingFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    default_pool: str = ""
+    pools: Mapping[str, _PoolEntry] = Field(default_factory=dict)
+
+
+def read_routing(path: Path) -> Routing:
+    """Return what a routing file says; raises ``ConfigurationError``."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        read = _RoutingFile.model_validate(content or {})
+    except OSError as error:
+        raise ConfigurationError(f"routing file {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        problem = str(error).replace("\n", " ")
+        raise ConfigurationError(f"routing file {path} is not YAML: {problem}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "file"
+        raise ConfigurationError(f"routing file {path}: {where}: {first['msg']}") from None
+    if read.default_pool and read.default_pool not in read.pools:
+        raise ConfigurationError(
+            f"routing file {path}: default_pool: there is no pool {read.default_pool}"
+        )
+    return Routing(
+        read.default_pool,
+        {name: pool.address for name, pool in read.pools.items()},
+        {name: pool.weight for name, pool in read.pools.items()},
+    )
+
+
+async def follow_routing(
+    path: Path, current: Routing, apply: Callable[[Routing], Awaitable[None]]
+) -> None:
+    """
+    Apply every change of a routing file, for as long as the task lives.
+
+    A file that makes no sense is logged once and leaves the last good one in force.
+    """
+    problem = ""
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        try:
+            found = await asyncio.to_thread(read_routing, path)
+        except ConfigurationError as error:
+            if error.message != problem:
+                problem = error.message
+                log.error("routing_refused", detail=problem)
+            continue
+        problem = ""
+        if found != current:
+            current = found
+            log.info("routing_changed", default_pool=found.default_pool, weights=found.weights)
+            await apply(found)

@@ -1,0 +1,111 @@
+"""``paceline up`` with real services on the tiny model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.v1 import types_pb2
+from tests.doubles.idle_drafter import Capabilities, drafter
+from tests.doubles.up_command import TINY_MODEL, UpCommand, gone, up
+
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"),
+]
+
+TINY = ("--model", str(TINY_MODEL))
+
+
+async def test_line_serves_loses_its_drafter_gets_it_back_and_drains(tmp_path: Path) -> None:
+    async with up(tmp_path, *TINY) as command:
+        await command.says("ready at " + command.address)
+        await command.says("drafting: pool ngram")
+        hint = await command.says("try: paceline generate")
+        assert command.address in hint
+        before = await _generated(command)
+
+        os.kill(command.services()["draft_service"], signal.SIGKILL)
+        await command.says("serving without drafts: draft was ended by SIGKILL")
+        without = await _generated(command)
+        services = list(command.services().values())
+
+        command.process.send_signal(signal.SIGTERM)
+        assert await command.ends() == 0
+        assert await gone(services)
+    assert before == without
+
+
+async def test_services_end_when_the_command_is_killed_and_mismatch_is_named(
+    tmp_path: Path,
+) -> None:
+    ours = types_pb2.ProtocolRange(min_version=1, max_version=1)
+    foreign = Capabilities(
+        name="foreign", drafter="medusa", tokenizer_fingerprint="bb" * 32, protocol=ours
+    )
+    async with (
+        drafter(foreign) as address,
+        up(tmp_path, *TINY, "--draft", address) as command,
+    ):
+        await command.says("ready at")
+        told = await command.says("serving without drafts")
+        assert "mismatch" in told
+        services = command.services()
+        assert services.keys() == {"gateway", "verify_service"}
+
+        command.process.kill()
+
+        assert await gone(list(services.values()))
+
+
+async def test_unreachable_drafter_is_told_and_a_dead_verifier_ends_the_command(
+    tmp_path: Path,
+) -> None:
+    async with up(tmp_path, *TINY, "--draft", "127.0.0.1:1") as command:
+        await command.says("ready at")
+        told = await command.says("serving without drafts")
+        assert "127.0.0.1:1" in told
+        assert "unreachable" in told
+        assert await _generated(command)
+        services = command.services()
+
+        os.kill(services["verify_service"], signal.SIGKILL)
+
+        assert await command.ends() == 1
+        assert "paceline: error: verifier was ended by SIGKILL" in command.said[-2]
+        assert await gone(list(services.values()))
+
+
+async def test_model_that_cannot_be_loaded_is_one_line_and_code_2(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(TINY_MODEL, broken)
+    for weights in broken.glob("*.safetensors"):
+        weights.write_bytes(b"these are no weights")
+
+    async with up(tmp_path / "logs", "--model", str(broken)) as command:
+        assert await command.ends() == 2
+
+    told = command.said[-2]
+    assert told.startswith("paceline: error: verifier ended with code 2: ")
+    assert str(broken) in told
+    assert "Traceback" not in "".join(command.said)
+
+
+async def test_flag_that_a_service_does_not_know_is_named(tmp_path: Path) -> None:
+    async with up(tmp_path, *TINY, "--gateway-args=--max-runing 3") as command:
+        assert await command.ends() == 2
+
+    assert "--max-runing" in command.said[-2]
+
+
+async def _generated(command: UpCommand) -> tuple[int, ...]:
+    async with paceline.AsyncClient(command.address) as client:
+        generation = await client.generate("def add(a, b):", max_tokens=24, temperature=0)
+    return generation.token_ids

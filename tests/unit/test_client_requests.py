@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.errors import InvalidRequest
+from paceline.generation_request import request_to_proto
+from paceline.v1 import generation_service_pb2 as messages
+from paceline.v1 import types_pb2
+
+
+def test_every_option_reaches_its_field() -> None:
+    request = request_to_proto(
+        "hello",
+        {
+            "temperature": 0.0,
+            "top_k": 0,
+            "seed": 2**64 - 1,
+            "logit_bias": {5: -100.0},
+            "max_tokens": 9,
+            "stop": "\n\n",
+            "stop_token_ids": [1, 2],
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "num_logprobs": 0,
+            "drafting": "off",
+            "pool": "ngram",
+            "max_draft_tokens": 0,
+            "statistics": "steps",
+            "priority": "batch",
+            "metadata": {"team": "a"},
+            "predicted_output": "world",
+        },
+    )
+
+    assert request.text == "hello"
+    assert request.sampling.seed == 2**64 - 1
+    assert request.sampling.logit_bias == {5: -100.0}
+    assert list(request.stopping.stop) == ["\n\n"]
+    assert list(request.stopping.stop_token_ids) == [1, 2]
+    assert request.stopping.ignore_eos
+    assert request.drafting.mode == messages.DRAFTING_MODE_OFF
+    assert request.drafting.pool == "ngram"
+    assert request.statistics == messages.STATISTICS_LEVEL_STEPS
+    assert request.priority == types_pb2.PRIORITY_CLASS_BATCH
+    assert request.metadata == {"team": "a"}
+    assert request.predicted_output == "world"
+
+
+def test_zero_is_sent_and_left_out_is_not() -> None:
+    """A zero means something: greedy, off, or only the emitted token."""
+    given = request_to_proto(
+        "x", {"temperature": 0.0, "top_k": 0, "num_logprobs": 0, "max_draft_tokens": 0}
+    )
+    left_out = request_to_proto("x", {"temperature": None})
+
+    assert given.sampling.HasField("temperature")
+    assert given.sampling.HasField("top_k")
+    assert given.output.HasField("num_logprobs")
+    assert given.drafting.HasField("max_draft_tokens")
+    assert not left_out.sampling.HasField("temperature")
+    assert not left_out.sampling.HasField("seed")
+
+
+def test_prompt_may_be_ids_or_a_conversation() -> None:
+    ids = request_to_proto(None, {"token_ids": [0, 5]})
+    chat = request_to_proto(None, {"messages": [{"role": "user", "content": "hi"}]})
+
+    assert list(ids.token_ids.ids) == [0, 5]
+    assert chat.chat.messages[0].content == "hi"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [(None, {}), ("x", {"token_ids": [1]}), (None, {"token_ids": [1], "messages": []})],
+)
+def test_prompt_in_no_form_or_two_is_refused(prompt: str | None, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="one form") as refused:
+        request_to_proto(prompt, options)
+
+    assert refused.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", -1),
+        ("max_tokens", "many"),
+        ("token_ids", [-3]),
+        ("drafting", "maybe"),
+        ("statistics", "all"),
+        ("messages", [{"role": "user", "text": "hi"}]),
+    ],
+)
+def test_value_that_cannot_be_sent_names_its_option(name: str, value: object) -> None:
+    prompt = None if name in {"token_ids", "messages"} else "x"
+
+    with pytest.raises(InvalidRequest) as refused:
+        request_to_proto(prompt, {name: value})
+
+    assert refused.value.field in {name, "ids"}
+
+
+def test_unknown_option_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="'tempreature'"):
+        request_to_proto("x", {"tempreature": 1.0})
