@@ -59,7 +59,7 @@ class _PlainSteps:
     def __init__(self, model_dir: Path) -> None:
         auto: Any = AutoModelForCausalLM
         self._model = auto.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
-        self._cache = DynamicCache(config=self._model.config)
+        self._cache: Any = DynamicCache(config=self._model.config)
 
     @torch.inference_mode()
     def prefill(self, num_tokens: int) -> None:
@@ -70,11 +70,12 @@ class _PlainSteps:
     @torch.inference_mode()
     def step(self, num_rows: int) -> None:
         """Run rows after the context and take them back."""
+        self._cache.activate_past_recording()
         self._run(range(num_rows))
         self._cache.crop(-num_rows)
 
     def _run(self, token_ids: Sequence[int]) -> None:
-        self._model(torch.tensor([list(token_ids)]), past_key_values=self._cache, use_cache=True)
+        self._model(torch.tensor([list(token_ids)]), cache=self._cache, use_cache=True)
 
 
 def _chain(context_len: int, num_rows: int) -> RowSpan:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 from paceline.errors import ConfigurationError
 from paceline.logs import configure_logging
 from paceline.settings import exit_with_usage_error, load_settings
-from verify_service.server import serve
 from verify_service.settings import VerifySettings
 
 PROGRAM = "verify_service"
@@ -23,6 +23,11 @@ def main() -> None:
     try:
         settings = load_settings(VerifySettings, PROGRAM)
         configure_logging(PROGRAM, settings.log_level, settings.log_format)
+        # Read when torch loads: threads that spin between operations starve on busy cores.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # Loading torch takes seconds; wrong settings are told before.
+        from verify_service.server import serve
+
         asyncio.run(serve(settings))
     except ConfigurationError as error:
         exit_with_usage_error(PROGRAM, error)

@@ -13,7 +13,7 @@ import grpc.aio
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from gateway.server import Gateway, open_gateway
+from gateway.server import ConfigFile, Gateway, open_gateway
 from gateway.settings import GatewaySettings
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
@@ -53,7 +53,11 @@ class RunningGateway:
 
 @asynccontextmanager
 async def running_gateway(
-    folder: Path, *verifiers: str, wait_until_ready: bool = True, **settings: object
+    folder: Path,
+    *verifiers: str,
+    wait_until_ready: bool = True,
+    config: ConfigFile | None = None,
+    **settings: object,
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway in front of some verifiers until the block ends."""
     fields: dict[str, object] = {
@@ -63,7 +67,7 @@ async def running_gateway(
         "verifier_refresh_seconds": 0.05,
     }
     async with (
-        open_gateway(GatewaySettings(**(fields | settings))) as gateway,  # type: ignore[arg-type]
+        open_gateway(GatewaySettings(**(fields | settings)), config) as gateway,  # type: ignore[arg-type]
         grpc.aio.insecure_channel(gateway.address) as channel,
     ):
         if wait_until_ready:
@@ -97,6 +101,16 @@ def retry_seconds(error: grpc.aio.AioRpcError) -> float | None:
     return None
 
 
+def exceeded_quotas(error: grpc.aio.AioRpcError) -> list[str]:
+    """Return the quotas that an error says are used up."""
+    return [
+        violation.subject
+        for detail in details(error)
+        if isinstance(detail, error_details_pb2.QuotaFailure)
+        for violation in detail.violations
+    ]
+
+
 def reason(error: grpc.aio.AioRpcError) -> str:
     """Return the machine-readable cause of an error."""
     for detail in details(error):
@@ -107,7 +121,12 @@ def reason(error: grpc.aio.AioRpcError) -> str:
 
 def details(error: grpc.aio.AioRpcError) -> list[object]:
     """Return the ``google.rpc`` details of an error."""
-    kinds = (error_details_pb2.BadRequest, error_details_pb2.RetryInfo, error_details_pb2.ErrorInfo)
+    kinds = (
+        error_details_pb2.BadRequest,
+        error_details_pb2.RetryInfo,
+        error_details_pb2.ErrorInfo,
+        error_details_pb2.QuotaFailure,
+    )
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # aio errors have what it reads
     found: list[object] = []
     for packed in status.details if status else ():

@@ -170,6 +170,13 @@ async def attached(address: str) -> AsyncIterator[AttachedGateway]:
             await gateway.aclose()
 
 
+async def served(address: str, *starts: verify_service_pb2.Start) -> list[Received]:
+    """Send requests in one message and return what came back for each."""
+    async with attached(address) as gateway:
+        await gateway.start(*starts)
+        return [await gateway.result(each.request_id) for each in starts]
+
+
 def start(
     request_id: int, prompt: list[int], *, max_tokens: int = 32, pool: str = "", **fields: object
 ) -> verify_service_pb2.Start:

@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 
 from paceline.errors import PacelineError
 from paceline.serving import Server
 from paceline.status import rich_status
+from paceline.tls import ServerTls
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import types_pb2
 from paceline.v1.generation_service_pb2_grpc import (
@@ -37,6 +39,7 @@ class ScriptedGateway(GenerationServiceServicer):
         self.address = ""
         self.requests: list[messages.GenerateRequest] = []
         self.time_remaining: list[float | None] = []
+        self.authorizations: list[str] = []
         self.cancelled = asyncio.Event()
         self.models: list[messages.Model] = []
         self.turns = deque(turns)
@@ -50,6 +53,7 @@ class ScriptedGateway(GenerationServiceServicer):
     ) -> AsyncIterator[messages.StreamGenerateResponse]:
         """Play the next turn."""
         self.requests.append(request.request)
+        self._note(context)
         self.time_remaining.append(context.time_remaining())
         turn = self.turns.popleft()
         for event in turn.events:
@@ -69,6 +73,7 @@ class ScriptedGateway(GenerationServiceServicer):
     ) -> messages.GenerateResponse:
         """Fold the next turn into one answer."""
         self.requests.append(request)
+        self._note(context)
         self.time_remaining.append(context.time_remaining())
         turn = self.turns.popleft()
         if turn.error is not None:
@@ -81,6 +86,7 @@ class ScriptedGateway(GenerationServiceServicer):
         context: grpc.aio.ServicerContext[messages.ListModelsRequest, messages.ListModelsResponse],
     ) -> messages.ListModelsResponse:
         """Return the scripted models."""
+        self._note(context)
         return messages.ListModelsResponse(models=self.models)
 
     async def GetModel(
@@ -97,18 +103,28 @@ class ScriptedGateway(GenerationServiceServicer):
         context: grpc.aio.ServicerContext[messages.TokenizeRequest, messages.TokenizeResponse],
     ) -> messages.TokenizeResponse:
         """Return the code points of the text."""
+        self._note(context)
         text = request.text or "".join(message.content for message in request.chat.messages)
         return messages.TokenizeResponse(token_ids=map(ord, text), context_length=64)
+
+    def _note(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        for key, value in context.invocation_metadata() or ():
+            if key == "authorization":
+                self.authorizations.append(str(value))
 
 
 @asynccontextmanager
 async def serving(
-    gateway: ScriptedGateway, *, ready: bool = True, address: str = "127.0.0.1:0"
+    gateway: ScriptedGateway,
+    *,
+    ready: bool = True,
+    address: str = "127.0.0.1:0",
+    tls: ServerTls | None = None,
 ) -> AsyncIterator[Server]:
     """Serve the gateway; fails when a scripted turn was never asked for."""
     server = Server(["paceline.v1.GenerationService"])
     add_GenerationServiceServicer_to_server(gateway, server.grpc)
-    gateway.address = f"127.0.0.1:{server.listen(address)}"
+    gateway.address = f"127.0.0.1:{server.listen(address, tls)}"
     await server.start()
     await server.set_ready(ready)
     try:

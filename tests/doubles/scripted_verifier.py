@@ -13,6 +13,7 @@ import grpc.aio
 
 from paceline.codec import protocol_range
 from paceline.serving import Server
+from paceline.tls import ServerTls
 from paceline.v1 import types_pb2
 from paceline.v1 import verify_service_pb2 as messages
 from paceline.v1.verify_service_pb2_grpc import (
@@ -65,6 +66,7 @@ def model_info(**changes: object) -> messages.GetModelInfoResponse:
             penalties=True,
             logit_bias=True,
             structured_output=True,
+            seeded_invariance=True,
         ),
         "protocol": protocol_range(),
         "draft_pools": [messages.DraftPool(name="ngram", available=True, drafter="ngram")],
@@ -251,11 +253,13 @@ class ScriptedVerifier(VerifyServiceServicer):
 
 
 @asynccontextmanager
-async def serving(verifier: ScriptedVerifier, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+async def serving(
+    verifier: ScriptedVerifier, address: str = "127.0.0.1:0", tls: ServerTls | None = None
+) -> AsyncIterator[str]:
     """Serve a scripted verifier until the block ends, and yield its address."""
     server = Server(("paceline.v1.VerifyService",), with_reflection=False)
     add_VerifyServiceServicer_to_server(verifier, server.grpc)
-    port = server.listen(address)
+    port = server.listen(address, tls)
     await server.start()
     verifier.address = f"127.0.0.1:{port}"
     try:

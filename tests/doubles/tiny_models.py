@@ -66,7 +66,8 @@ CONFIGS: dict[str, PretrainedConfig] = {
 def save_tiny_model(config: PretrainedConfig, folder: Path) -> PreTrainedModel:
     """Save a model with seeded weights that fp16 represents, spread enough to tell rows apart."""
     torch.manual_seed(7)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    auto: Any = AutoModelForCausalLM
+    model: PreTrainedModel = auto.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_((torch.randn_like(parameter) * 0.15).half())

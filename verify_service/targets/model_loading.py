@@ -150,7 +150,7 @@ def _context_length(folder: ModelFolder, config: PretrainedConfig) -> int:
         if scaling.get("rope_type") in _LENGTH_DEPENDENT_ROPE
         and isinstance(scaling.get("original_max_position_embeddings"), int)
     ]
-    return min([folder.context_length, *originals])
+    return int(min([folder.context_length, *originals]))
 
 
 def _num_token_ids(tokenizer: Path) -> int:

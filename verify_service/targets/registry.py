@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from paceline.errors import ConfigurationError
+from paceline.model_folder import read_model_folder, tokenizer_fingerprint
 from verify_service.settings import VerifySettings
+from verify_service.targets.roofline import GPUS, MODELS, Roofline
+from verify_service.targets.simulated import VOCAB_SIZE, RealClock, SimulatedTarget
 from verify_service.targets.table import TableTarget, markov_logits
 from verify_service.targets.target import TargetModel
 
@@ -19,6 +22,8 @@ def load_target(settings: VerifySettings) -> TargetModel:
             vocab_size=TABLE_VOCAB_SIZE,
             context_length=TABLE_CONTEXT_LENGTH,
         )
+    if settings.target == "simulated":
+        return _simulated(settings)
     if settings.model is None:
         raise ConfigurationError(
             "setting model: the torch target needs a model folder; pass --model DIR"
@@ -31,4 +36,15 @@ def load_target(settings: VerifySettings) -> TargetModel:
         device=settings.device,
         weights=settings.weights,
         num_threads=settings.num_threads or None,
+    )
+
+
+def _simulated(settings: VerifySettings) -> SimulatedTarget:
+    model, folder = MODELS[settings.simulated_model], settings.model
+    num_gpus = settings.simulated_tensor_parallel or model.tensor_parallel
+    return SimulatedTarget(
+        Roofline(model, GPUS[settings.simulated_gpu], num_gpus),
+        RealClock(),
+        vocab_size=read_model_folder(folder).vocab_size if folder else VOCAB_SIZE,
+        tokenizer_fingerprint=tokenizer_fingerprint(folder) if folder else "",
     )

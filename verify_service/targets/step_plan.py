@@ -41,9 +41,9 @@ class RowTile:
     first_row: int
     """In the batch."""
     num_rows: int
-    key_slots: slice | torch.Tensor  # num_keys of them
+    key_slots: slice | torch.Tensor
+    """Rounded up to whole columns; what the slots past ``num_keys`` hold is anyone's."""
     num_keys: int
-    """A multiple of ``COLUMNS``."""
     mask: torch.Tensor  # [num_rows, 1, num_keys]: 0 or -inf
     bag_indices: torch.Tensor  # [num_kv_heads * num_rows * num_queries * num_keys]
     bag_offsets: torch.Tensor  # [num_kv_heads * num_rows * num_queries]
@@ -96,15 +96,11 @@ class StepPlan:
         first_key = sight.first_key(start, stop)
         slots = slots_of(span.block_table, self.block_size, first_key, span.context_len + stop)
         mask = sight.mask(start, stop, first_key)
-        missing = -len(slots) % COLUMNS
-        # Rounded up with the last row's own slot: never read for its value, and finite if it is.
-        slots = np.pad(slots, (0, missing), mode="edge")
-        mask = np.pad(mask, ((0, 0), (0, missing)), constant_values=-np.inf)
         num_bags = heads.num_kv_heads * (stop - start) * heads.num_queries_per_kv_head
         return RowTile(
             first_row=first_row + start,
             num_rows=stop - start,
-            key_slots=_as_slice(slots, missing) or torch.from_numpy(slots).to(self.device),
+            key_slots=_whole_columns(slots, self.device),
             num_keys=len(slots),
             mask=torch.from_numpy(mask[:, None]).to(self.device),
             bag_indices=_bag_indices(slots, heads.num_kv_heads, num_bags).to(self.device),
@@ -154,13 +150,12 @@ def _ancestors(span: RowSpan) -> npt.NDArray[np.bool_]:
     return seen
 
 
-def _as_slice(slots: Slots, missing: int) -> slice | None:
-    """Return the slots as a range if they are one; the last ``missing`` do not matter."""
-    first = int(slots[0])
-    used = len(slots) - missing
-    if int(slots[used - 1]) - first != used - 1 or bool((np.diff(slots[:used]) != 1).any()):
-        return None
-    return slice(first, first + len(slots))
+def _whole_columns(slots: Slots, device: torch.device) -> slice | torch.Tensor:
+    """Return the slots rounded up to whole columns, as a range if they are one."""
+    missing = -len(slots) % COLUMNS
+    if bool((np.diff(slots) == 1).all()):
+        return slice(int(slots[0]), int(slots[-1]) + 1 + missing)
+    return torch.from_numpy(np.pad(slots, (0, missing), mode="edge")).to(device)
 
 
 def _bag_indices(slots: Slots, num_kv_heads: int, num_bags: int) -> torch.Tensor:

@@ -138,7 +138,9 @@ def attend_exactly(
         arithmetic.scaling,
         out=columns[:, :num_queries].view(*grouped, head_dim),
     )
-    weights = torch.bmm(columns, _keys(tile, kv).permute(1, 2, 0))[:, :num_queries]
+    weights = torch.bmm(columns, _keys(tile, kv).permute(1, 2, 0))
+    # Past num_keys lies what others left there, NaN perhaps; it is cut off, not masked.
+    weights = weights[:, :num_queries, : tile.num_keys]
     _cap_and_mask(weights.view(*grouped, tile.num_keys), tile, arithmetic)
     weights.sub_(weights.amax(-1, keepdim=True)).exp_()
     total = weights.cumsum(-1)[..., -1]
@@ -169,10 +171,10 @@ def attend_fast(
     grouped = (num_kv_heads, num_rows, num_heads // num_kv_heads)
 
     flat = _by_kv_head(queries, grouped).reshape(num_kv_heads, -1, head_dim) * arithmetic.scaling
-    scores = torch.bmm(flat, _keys(tile, kv).permute(1, 2, 0)).float()
+    scores = torch.bmm(flat, _keys(tile, kv).permute(1, 2, 0))[..., : tile.num_keys].float()
     _cap_and_mask(scores.view(*grouped, tile.num_keys), tile, arithmetic)
     weights = scores.softmax(-1).to(queries.dtype)
-    values = kv.values[tile.key_slots].transpose(0, 1)
+    values = kv.values[tile.key_slots].transpose(0, 1)[:, : tile.num_keys]
     _by_kv_head(out, grouped).copy_(torch.bmm(weights, values).view(*grouped, head_dim))
 
 

@@ -24,6 +24,7 @@ LLM_ARGUMENTS = {
     "max_num_tokens", "max_seq_len", "max_beam_width", "disable_overlap_scheduler",
     "enable_chunked_prefill", "attn_backend", "stream_interval", "backend",
 }  # fmt: skip
+BLOCK_TOKENS = 32
 
 
 @dataclass
@@ -176,6 +177,8 @@ class LLM:
         self._executor.on_step = self._respond
         self.world.executors.append(self._executor)
         self._ids = itertools.count(2048, 7)
+        self._cached: set[tuple[str | None, tuple[int, ...]]] = set()
+        self._reuses = kwargs["kv_cache_config"].enable_block_reuse
         self._handles: dict[int, RequestOutput] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -199,6 +202,7 @@ class LLM:
         if not streaming or params.end_id is None:
             raise ValueError("streaming and end_id are needed here")
         handle = RequestOutput(next(self._ids), self)
+        handle.cached_tokens = self._reuse(list(inputs["prompt_token_ids"]), cache_salt)
         choice = SamplingChoice(
             params.top_k, params.top_p, params.temperature, params.stop_token_ids,
             params.end_id, params.max_tokens,
@@ -211,6 +215,14 @@ class LLM:
             self._executor.submit(request)
         self._wake.set()
         return handle
+
+    def _reuse(self, prompt: list[int], salt: str | None) -> int:
+        """Return how many leading tokens were seen before, in whole blocks."""
+        ends = range(BLOCK_TOKENS, len(prompt), BLOCK_TOKENS)
+        prefixes = [(salt, tuple(prompt[:end])) for end in ends]
+        known = [len(tokens) for key, tokens in prefixes if (key, tokens) in self._cached]
+        self._cached.update(prefixes)
+        return max(known, default=0) if self._reuses else 0
 
     def cancel(self, request_id: int) -> None:
         """End a request."""
