@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.server import serve
+from gateway.server import ConfigFile, serve
 from gateway.settings import GatewaySettings
 from paceline.errors import ConfigurationError
 from paceline.logs import configure_logging
-from paceline.settings import exit_with_usage_error, load_settings
+from paceline.settings import config_path, exit_with_usage_error, load_settings
 
 PROGRAM = "gateway"
 
@@ -16,11 +16,17 @@ PROGRAM = "gateway"
 def main() -> None:
     """Run a gateway until it is told to stop."""
     try:
-        settings = load_settings(GatewaySettings, PROGRAM)
+        settings = _settings()
         configure_logging(PROGRAM, settings.log_level, settings.log_format)
-        asyncio.run(serve(settings))
+        path = config_path()
+        config = ConfigFile(path, _settings) if path else None
+        asyncio.run(serve(settings, config))
     except ConfigurationError as error:
         exit_with_usage_error(PROGRAM, error)
+
+
+def _settings() -> GatewaySettings:
+    return load_settings(GatewaySettings, PROGRAM)
 
 
 if __name__ == "__main__":

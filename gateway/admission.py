@@ -38,6 +38,12 @@ class Admission:
         self._order = itertools.count()
         self._hold_seconds = 1.0
 
+    def resize(self, *, max_running: int, max_waiting: int) -> None:
+        """Change the limits; what runs or waits beyond the new ones stays."""
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._grant()
+
     @property
     def num_running(self) -> int:
         """Sequences that run."""
@@ -64,6 +70,7 @@ class Admission:
                 f"{len(self._waiting)} requests wait (at most {self._max_waiting}); retry later",
                 reason="QUEUE_FULL",
                 retry_after_seconds=self._retry_seconds(),
+                quota="max_waiting",
             )
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = _Waiter(-priority, next(self._order), weight, granted)
@@ -91,12 +98,16 @@ class Admission:
         self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and self._num_running + self._waiting[0].weight <= self._max_running:
+        while self._waiting and self._fits(self._waiting[0].weight):
             waiter = heapq.heappop(self._waiting)
             if waiter.granted.cancelled():
                 continue
             self._num_running += waiter.weight
             waiter.granted.set_result(None)
+
+    def _fits(self, weight: int) -> bool:
+        # A request for more sequences than now may run at all goes when nothing else does.
+        return self._num_running + min(weight, self._max_running) <= self._max_running
 
     def _retry_seconds(self) -> float:
         """Return about when the queue will have moved by its own length."""

@@ -1,35 +1,31 @@
-"""Putting a conversation into text with the model's own template. Templates run in a sandbox."""
+"""Putting a conversation into text with the model's own template. Its bounds: the sandbox's."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from datetime import datetime
-from typing import NoReturn
+from typing import Final
 
 from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.generation_request import ChatMessage
+from gateway.template_sandbox import BoundedEnvironment, render_bounded
 from paceline.errors import ConfigurationError, InvalidRequest
 from paceline.model_folder import ModelFolder
+
+MAX_GROWTH: Final = 4
+"""Times that a template may repeat what the messages say."""
+
+MAX_FRAME_CHARACTERS: Final = 1_000_000
+"""What it may add to that: roles, marks, instructions of its own."""
 
 
 class ChatTemplate:
     """A compiled chat template."""
 
     def __init__(self, folder: ModelFolder, source: str) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            autoescape=False,
-        )
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        environment.filters["tojson"] = _to_json
         try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
+            self._template = BoundedEnvironment().from_string(source)
+        except (TemplateError, RecursionError) as error:
             raise ConfigurationError(
                 f"the chat template of {folder.path} is not valid: {error}; correct or remove it"
             ) from error
@@ -37,27 +33,21 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> str:
         """Return the prompt; raises ``InvalidRequest`` when the template refuses the messages."""
+        said = sum(len(message.content) for message in messages)
         try:
-            return self._template.render(
+            return render_bounded(
+                self._template,
+                MAX_GROWTH * said + MAX_FRAME_CHARACTERS,
                 messages=[{"role": m.role, "content": m.content} for m in messages],
                 add_generation_prompt=add_generation_prompt,
                 **self._special,
             )
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except (
+            *(TemplateError, TypeError, ValueError, ArithmeticError, LookupError),
+            *(AttributeError, RecursionError, MemoryError),
+        ) as error:
             raise InvalidRequest(
                 f"chat: the model's chat template refuses these messages: {error}; "
                 "change their roles or order, or send text instead",
                 field="chat",
             ) from error
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from gateway.generation import (
     Step,
     VerifierLoad,
 )
+from paceline.routing import Routing
 
 
 class DraftedSequence(Protocol):
@@ -61,11 +63,16 @@ class DraftingController:
         default_pool: str,
         counters: Counters,
         clock: Callable[[], float],
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self._limits = limits
         self._default_pool = default_pool
         self._counters = counters
         self._clock = clock
+        self._draw = draw
+        self.routing = Routing()
+        """How requests that name no pool are shared out."""
+        self._shares: dict[DraftedSequence, float] = {}
         self._gates: dict[tuple[str, str], Gate] = {}
         self._acceptance: dict[str, AcceptanceAverage] = {}
         self._sequences: dict[str, dict[DraftedSequence, DraftingChoice]] = {}
@@ -73,6 +80,7 @@ class DraftingController:
 
     def admit(self, verifier: PolicyView, sequence: DraftedSequence) -> DraftingChoice:
         """Return a new sequence's drafts, and keep them up to date from now on."""
+        self._shares[sequence] = self._draw()
         self._advance_gates(verifier, num_new=1)
         self._start_probe_if_due(verifier, sequence)
         choice = self._decide(verifier, sequence)
@@ -83,6 +91,26 @@ class DraftingController:
         """Leave a sequence alone: it has ended or moved."""
         self._sequences.get(verifier.address, {}).pop(sequence, None)
         self._probes.pop(sequence, None)
+        self._shares.pop(sequence, None)
+
+    def forget_verifier(self, address: str) -> None:
+        """Leave a verifier alone that has gone for good."""
+        self._sequences.pop(address, None)
+        for key in [key for key in self._gates if key[0] == address]:
+            del self._gates[key]
+
+    def configure(self, limits: PolicyLimits, default_pool: str) -> None:
+        """Decide by other limits from now on."""
+        self._limits = limits
+        self._default_pool = default_pool
+
+    def use_routing(self, routing: Routing) -> None:
+        """
+        Share out requests that name no pool as this says.
+
+        Running ones follow at the next ``refresh`` of their verifier with ``pools_changed``.
+        """
+        self.routing = routing
 
     def refresh(self, verifier: PolicyView, *, pools_changed: bool = False) -> None:
         """Look at a verifier again, and tell its sequences what changed."""
@@ -168,7 +196,8 @@ class DraftingController:
         )
 
     def _pool_name(self, verifier: PolicyView, sequence: DraftedSequence) -> str:
-        """Return the request's pool, the gateway's default, or the verifier's first."""
-        name = sequence.wish.pool or self._default_pool
+        """Return the request's pool, the routing's, the default, or the verifier's first."""
+        share = self._shares.get(sequence, 0.0)
+        name = sequence.wish.pool or self.routing.pool_at(share) or self._default_pool
         pool = verifier.info.pool(name) if verifier.info else None
         return pool.name if pool else name

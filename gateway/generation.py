@@ -226,6 +226,8 @@ class Capabilities:
     penalties: bool = False
     logit_bias: bool = False
     structured_output: bool = False
+    seeded_invariance: bool = True
+    """The same seed gives the same ids whatever is drafted or batched."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ class GenerationRequest:
     cache_salt: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     traceparent: str = ""
+    tenant: str = ""
 
     def as_one_piece(self) -> GenerationRequest:
         """Return the request with each output delivered in a single piece, at its end."""

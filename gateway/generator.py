@@ -22,9 +22,9 @@ from gateway.verifier_pool import VerifierPool
 from paceline.errors import DeadlineExceeded, Unavailable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Generator:
-    """Everything that requests share."""
+    """Everything that requests share; both limits may be replaced at any time."""
 
     tokenizer: PromptTokenizer
     verifiers: VerifierPool

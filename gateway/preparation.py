@@ -66,6 +66,7 @@ async def prepare(
         sampling=sampling,
         limits=_token_limits(request, len(prompt_token_ids), info, limits),
         priority=request.priority,
+        tenant=request.tenant,
         cache_salt=request.cache_salt,
         predicted_token_ids=await _predicted(request, tokenizer, info, limits),
         num_logprobs=_num_logprobs(request, info),
@@ -93,6 +94,8 @@ def _sampling(request: GenerationRequest, info: ModelInfo) -> Sampling:
     if request.sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbits(64))
     can, remedy = info.capabilities, f"leave it unset for model {info.model}"
+    if request.sampling.seed is not None and sampling.temperature and not can.seeded_invariance:
+        raise refusal("sampling.seed", "fixes no output on this verifier's engine", remedy)
     if sampling.verification_rule not in can.verification_rules:
         name = sampling.verification_rule.name
         raise refusal(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from gateway.caller import Caller
 from gateway.relay import RequestFigures
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -19,9 +20,12 @@ def log_request(
     cause: str,
     figures: RequestFigures | None,
     metadata: Mapping[str, str],
+    caller: Caller,
 ) -> None:
     """Write the line of a request that has ended."""
     fields: dict[str, object] = {"rpc": rpc, "request_id": request_id, "code": code}
+    if caller.name:
+        fields |= {"caller": caller.name, "tenant": caller.tenant}
     if cause:
         fields["cause"] = cause
     if figures is not None:
@@ -29,6 +33,11 @@ def log_request(
     if metadata:
         fields["metadata"] = dict(metadata)
     log.info("request_finished", **fields)
+
+
+def log_refused(*, rpc: str, request_id: str, code: str, reason: str) -> None:
+    """Write the line of a call that did not get in; what it showed as a credential stays out."""
+    log.info("request_refused", rpc=rpc, request_id=request_id, code=code, reason=reason)
 
 
 def _fields(figures: RequestFigures) -> dict[str, object]:

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
 from gateway.admission import Admission
+from gateway.changing_verifiers import ChangingVerifiers
 from gateway.counters import Counters
+from gateway.credentials import Credentials
+from gateway.door import Door
 from gateway.drafting_controller import DraftingController
-from gateway.drafting_policy import PolicyLimits
 from gateway.generator import Generator
-from gateway.preparation import RequestLimits
-from gateway.relay import FailoverLimits
+from gateway.live_settings import LiveSettings, failover_limits, policy_limits, request_limits
+from gateway.metrics import GatewayMetrics
+from gateway.policy_report import policy_report
+from gateway.reloading import Source, follow
 from gateway.servicer import GenerationServicer
 from gateway.settings import GatewaySettings
 from gateway.tokenization import PromptTokenizer
 from gateway.verifier_link import LinkTimes, VerifierLink
 from gateway.verifier_pool import VerifierPool
+from paceline.admin import AdminServer
+from paceline.file_watch import FileWatch
+from paceline.metrics import service_registry
 from paceline.serving import Server, termination_signal
+from paceline.tls import channel_credentials
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 
 SERVICE_NAME = "paceline.v1.GenerationService"
@@ -28,14 +38,39 @@ SERVICE_NAME = "paceline.v1.GenerationService"
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The file that settings came from, and how to read it again."""
+
+    path: Path
+    read: Callable[[], GatewaySettings]
+
+
 class Gateway:
     """A gateway that serves; ``aclose`` ends it at once, ``drain`` lets requests finish."""
 
-    def __init__(self, settings: GatewaySettings, generator: Generator, server: Server) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        generator: Generator,
+        server: Server,
+        changing: ChangingVerifiers,
+        live: LiveSettings,
+        sources: Sequence[Source],
+    ) -> None:
         self.settings = settings
         self.generator = generator
+        self._changing = changing
+        self.live = live
+        self._sources = sources
         self.port = 0
         self._server = server
+        self.metrics = service_registry("gateway")
+        self._admin = AdminServer(
+            self.metrics,
+            lambda: server.is_ready,
+            {"/policy": lambda: policy_report(generator.controller, generator.counters)},
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._is_draining = False
 
@@ -46,12 +81,17 @@ class Gateway:
 
     async def start(self) -> None:
         """Bind, answer, and connect to the verifiers; raises ``ConfigurationError``."""
-        self.port = self._server.listen(self.settings.listen)
+        if self.settings.link_tls is not None:
+            channel_credentials(self.settings.link_tls)
+        self.port = self._server.listen(self.settings.listen, self.settings.server_tls)
         await self._server.start()
         log.info("listening", address=self.address, model=str(self.settings.model))
-        links = self.generator.verifiers.links
-        self._tasks = [asyncio.create_task(link.run(), name=link.address) for link in links]
-        self._tasks.append(asyncio.create_task(self._keep_readiness(), name="readiness"))
+        if self.settings.admin_listen:
+            await self._admin.start(self.settings.admin_listen)
+        self._tasks = [asyncio.create_task(self._keep_readiness(), name="readiness")]
+        self._tasks += [asyncio.create_task(work) for work in self._changing.work()]
+        looks = follow(self._sources, self.settings.reload_seconds)
+        self._tasks.append(asyncio.create_task(looks, name="reloading"))
 
     async def wait_for_fault(self) -> None:
         """Return only when a part of the gateway has ended by itself; raises its exception."""
@@ -73,6 +113,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._admin.aclose()
         await self.generator.tokenizer.aclose()
 
     async def _keep_readiness(self) -> None:
@@ -103,16 +144,29 @@ class _Observer:
 
 
 @asynccontextmanager
-async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
+async def open_gateway(
+    settings: GatewaySettings, config: ConfigFile | None = None
+) -> AsyncIterator[Gateway]:
     """Serve until the block ends; raises ``ConfigurationError`` for what cannot work."""
+    credentials = Credentials(settings.credential_files)
     tokenizer = PromptTokenizer.load(settings.model, num_threads=settings.tokenizer_threads)
     generator = _assemble(settings, tokenizer)
-    server = Server((SERVICE_NAME,), with_reflection=settings.reflection)
+    changing = ChangingVerifiers(
+        settings, generator.verifiers, generator.controller, _link_maker(settings, generator)
+    )
+    server = Server(
+        (SERVICE_NAME,),
+        with_reflection=settings.reflection,
+        interceptors=(Door(credentials, generator.counters),),
+    )
     servicer = GenerationServicer(
         generator, default_deadline_seconds=settings.default_deadline_seconds
     )
     add_GenerationServiceServicer_to_server(servicer, server.grpc)
-    gateway = Gateway(settings, generator, server)
+    live = LiveSettings(settings, generator=generator, servicer=servicer, fixed=changing.fixed)
+    sources = [_credential_source(credentials), *_config_sources(config, live)]
+    gateway = Gateway(settings, generator, server, changing, live, sources)
+    servicer.on_request_end = GatewayMetrics(gateway.metrics, generator).request_ended
     try:
         await gateway.start()
         yield gateway
@@ -120,9 +174,9 @@ async def open_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         await gateway.aclose()
 
 
-async def serve(settings: GatewaySettings) -> None:
+async def serve(settings: GatewaySettings, config: ConfigFile | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
-    async with termination_signal() as terminated, open_gateway(settings) as gateway:
+    async with termination_signal() as terminated, open_gateway(settings, config) as gateway:
         fault = asyncio.create_task(gateway.wait_for_fault())
         signal = asyncio.create_task(terminated.wait())
         await asyncio.wait((fault, signal), return_when=asyncio.FIRST_COMPLETED)
@@ -137,35 +191,44 @@ async def serve(settings: GatewaySettings) -> None:
 def _assemble(settings: GatewaySettings, tokenizer: PromptTokenizer) -> Generator:
     counters, verifiers = Counters(), VerifierPool()
     controller = DraftingController(
-        PolicyLimits(
-            max_running_to_draft=settings.max_running_to_draft,
-            min_acceptance_length=settings.min_acceptance_length,
-            min_dwell_seconds=settings.drafting_dwell_seconds,
-            probe_interval_seconds=settings.probe_interval_seconds,
-        ),
+        policy_limits(settings),
         default_pool=settings.default_pool,
         counters=counters,
         clock=asyncio.get_running_loop().time,
     )
-    for address in settings.verifiers:
-        verifiers.add(
-            VerifierLink(
-                address,
-                tokenizer_fingerprint=tokenizer.fingerprint,
-                observer=_Observer(verifiers, controller),
-                counters=counters,
-                times=LinkTimes(
-                    handshake_seconds=settings.verifier_timeout_seconds,
-                    refresh_seconds=settings.verifier_refresh_seconds,
-                ),
-            )
-        )
     return Generator(
         tokenizer=tokenizer,
         verifiers=verifiers,
         admission=Admission(max_running=settings.max_running, max_waiting=settings.max_waiting),
         controller=controller,
         counters=counters,
-        limits=RequestLimits(settings.default_max_tokens, settings.max_prompt_characters),
-        failover=FailoverLimits(settings.max_failovers, settings.failover_wait_seconds),
+        limits=request_limits(settings),
+        failover=failover_limits(settings),
+    )
+
+
+def _credential_source(credentials: Credentials) -> Source:
+    watch = FileWatch(credentials.paths)
+    return Source("credentials", watch, credentials.reload, lambda _: None)
+
+
+def _config_sources(config: ConfigFile | None, live: LiveSettings) -> list[Source]:
+    if config is None:
+        return []
+    return [Source("settings", FileWatch([config.path]), config.read, live.apply)]
+
+
+def _link_maker(settings: GatewaySettings, generator: Generator) -> Callable[[str], VerifierLink]:
+    observer = _Observer(generator.verifiers, generator.controller)
+    times = LinkTimes(
+        handshake_seconds=settings.verifier_timeout_seconds,
+        refresh_seconds=settings.verifier_refresh_seconds,
+    )
+    return lambda address: VerifierLink(
+        address,
+        tokenizer_fingerprint=generator.tokenizer.fingerprint,
+        observer=observer,
+        counters=generator.counters,
+        times=times,
+        tls=settings.link_tls,
     )

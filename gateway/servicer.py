@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import grpc
 import grpc.aio
 import structlog
 
+from gateway.caller import CURRENT, Caller
+from gateway.door import Unreadable
 from gateway.generation_request import GenerationRequest
 from gateway.generator import Generator
-from gateway.relay import Relay
+from gateway.quotas import Lease, Quotas
+from gateway.refusal import REQUEST_ID_TRAILER, abort
+from gateway.relay import Relay, RequestFigures
 from gateway.request_codec import request_from_proto, tokenize_prompt_from_proto
 from gateway.request_log import log_request
 from gateway.response_codec import ResponseBuilder, event_to_proto, model_to_proto
 from gateway.verifier_pool import ServedModel
-from paceline.errors import EngineFailed, PacelineError
-from paceline.status import rich_status, status_code
+from paceline.errors import EngineFailed, InvalidRequest, NotFound, PacelineError
+from paceline.status import status_code
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceServicer
 
@@ -31,10 +35,9 @@ if TYPE_CHECKING:
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-REQUEST_ID_TRAILER = "paceline-request-id"
-RETRY_PUSHBACK_TRAILER = "grpc-retry-pushback-ms"
-
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+GENERATING: Final = frozenset({"Generate", "StreamGenerate"})
+
 _PRINTABLE = re.compile(r"[!-~]{1,128}")
 
 
@@ -45,6 +48,9 @@ class _Call:
     rpc: str
     request_id: str
     deadline: float
+    caller: Caller
+    num_resumed: int = 0
+    lease: Lease | None = None
     relay: Relay | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -53,16 +59,19 @@ class GenerationServicer(GenerationServiceServicer):
     """Serves applications; ``default_deadline_seconds`` holds for calls that set none."""
 
     def __init__(self, generator: Generator, *, default_deadline_seconds: float) -> None:
+        self.default_deadline_seconds = default_deadline_seconds
+        self.on_request_end: Callable[[RequestFigures, int], None] = _ignore
+        """Called with the figures of each generation and its number of resumed tokens."""
         self._generator = generator
-        self._default_deadline_seconds = default_deadline_seconds
+        self._quotas = Quotas(asyncio.get_running_loop().time)
 
     async def Generate(
         self, request: messages.GenerateRequest, context: Context
     ) -> messages.GenerateResponse:
         """Answer with everything at once."""
         builder = ResponseBuilder()
-        async with self._answering("Generate", request.request_id, context) as call:
-            decoded = request_from_proto(request, traceparent=_traceparent(context))
+        async with self._answering("Generate", request, context) as call:
+            decoded = self._decoded(request, context, call)
             relay = await self._open(decoded.as_one_piece(), context, call)
             async with aclosing(relay.events()) as events:
                 async for event in events:
@@ -73,9 +82,8 @@ class GenerationServicer(GenerationServiceServicer):
         self, request: messages.StreamGenerateRequest, context: Context
     ) -> AsyncIterator[messages.StreamGenerateResponse]:
         """Answer with events as they happen."""
-        request_id = request.request.request_id
-        async with self._answering("StreamGenerate", request_id, context) as call:
-            decoded = request_from_proto(request.request, traceparent=_traceparent(context))
+        async with self._answering("StreamGenerate", request, context) as call:
+            decoded = self._decoded(request.request, context, call)
             relay = await self._open(decoded, context, call)
             async with aclosing(relay.events()) as events:
                 async for event in events:
@@ -86,7 +94,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> messages.GetModelResponse:
         """Describe one model."""
         response = messages.GetModelResponse()
-        async with self._answering("GetModel", "", context):
+        async with self._answering("GetModel", request, context):
             response.model.CopyFrom(self._describe(self._generator.verifiers.model(request.model)))
         return response
 
@@ -95,7 +103,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> messages.ListModelsResponse:
         """Describe all models."""
         response = messages.ListModelsResponse()
-        async with self._answering("ListModels", "", context):
+        async with self._answering("ListModels", request, context):
             response.models.extend(map(self._describe, self._generator.verifiers.models()))
         return response
 
@@ -104,7 +112,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> messages.TokenizeResponse:
         """Return a prompt's token ids as generation would see them."""
         response = messages.TokenizeResponse()
-        async with self._answering("Tokenize", "", context):
+        async with self._answering("Tokenize", request, context):
             prompt = tokenize_prompt_from_proto(request)
             response.context_length = self._generator.context_length(request.model)
             response.token_ids.extend(await self._generator.tokenize(prompt))
@@ -113,24 +121,34 @@ class GenerationServicer(GenerationServiceServicer):
     def _describe(self, model: ServedModel) -> messages.Model:
         return model_to_proto(model, has_chat_template=self._generator.tokenizer.has_chat_template)
 
+    def _decoded(
+        self, message: messages.GenerateRequest, context: Context, call: _Call
+    ) -> GenerationRequest:
+        decoded = request_from_proto(message, traceparent=_traceparent(context))
+        wanted = decoded.priority if message.priority else None
+        return replace(decoded, tenant=call.caller.tenant, priority=call.caller.priority(wanted))
+
     async def _open(self, request: GenerationRequest, context: Context, call: _Call) -> Relay:
         call.request_id, call.metadata = request.request_id, request.metadata
+        call.num_resumed = len(request.resume_token_ids)
         _set_request_id(context, call.request_id)
         call.relay = relay = await self._generator.open(request, call.deadline)
+        if call.lease is not None:
+            call.lease.charge(relay.options.prompt_tokens)
         # A handler that is suspended in a write hears of a disconnect late; this does not.
         context.add_done_callback(lambda _: relay.close())  # type: ignore[arg-type]  # any context
         return relay
 
     @asynccontextmanager
-    async def _answering(self, rpc: str, request_id: str, context: Context) -> AsyncIterator[_Call]:
-        """Turn whatever ends the call into its status, and log it."""
-        if not _PRINTABLE.fullmatch(request_id):
-            request_id = uuid.uuid4().hex
-        call = _Call(rpc, request_id, self._deadline(context))
+    async def _answering(self, rpc: str, request: object, context: Context) -> AsyncIterator[_Call]:
+        """Let the call in, turn whatever ends it into its status, and log it."""
+        call = _Call(rpc, _request_id(request), self._deadline(context), CURRENT.get())
         _set_request_id(context, call.request_id)
         error: PacelineError | None = None
         code = grpc.StatusCode.OK
         try:
+            call.lease = self._quotas.enter(call.caller, generates=rpc in GENERATING)
+            _check_readable(request)
             yield call
         except PacelineError as expected:
             error, code = expected, status_code(expected)
@@ -144,12 +162,12 @@ class GenerationServicer(GenerationServiceServicer):
         finally:
             self._end(call, code, error)
         if error is not None:
-            await _abort(context, error, call.request_id)
+            await abort(context, error, call.request_id)
 
     def _deadline(self, context: Context) -> float:
         remaining = context.time_remaining()
         if remaining is None:
-            remaining = self._default_deadline_seconds
+            remaining = self.default_deadline_seconds
         return asyncio.get_running_loop().time() + remaining
 
     def _code_of_cancellation(self, call: _Call) -> grpc.StatusCode:
@@ -161,28 +179,52 @@ class GenerationServicer(GenerationServiceServicer):
         if call.relay is not None:
             call.relay.close()
             figures = call.relay.figures()
+        if call.lease is not None:
+            call.lease.charge(figures.completion_tokens - call.num_resumed if figures else 0)
+            call.lease.close()
         self._generator.counters.increment("requests", call.rpc, code.name)
+        if figures is not None:
+            self.on_request_end(figures, call.num_resumed)
         log_request(
             rpc=call.rpc,
             request_id=call.request_id,
             code=code.name,
-            cause=error.message if error else "",
+            cause=_cause(error) if error else "",
             figures=figures,
             metadata=call.metadata,
+            caller=call.caller,
+        )
+
+
+def _ignore(figures: RequestFigures, num_resumed: int) -> None:
+    pass
+
+
+def _cause(error: PacelineError) -> str:
+    """Return what the log may say: messages about a request can quote it."""
+    if isinstance(error, InvalidRequest | NotFound):
+        return f"{error.reason} {error.field}".rstrip()
+    return error.message
+
+
+def _request_id(request: object) -> str:
+    if isinstance(request, messages.StreamGenerateRequest):
+        request = request.request
+    chosen = request.request_id if isinstance(request, messages.GenerateRequest) else ""
+    return chosen if _PRINTABLE.fullmatch(chosen) else uuid.uuid4().hex
+
+
+def _check_readable(request: object) -> None:
+    if isinstance(request, Unreadable):
+        raise InvalidRequest(
+            "the message cannot be read: it is not of this method's type, or a text in it is not "
+            "UTF-8; generate stubs from the protos of this release",
+            reason="UNREADABLE_MESSAGE",
         )
 
 
 def _set_request_id(context: Context, request_id: str) -> None:
     context.set_trailing_metadata(((REQUEST_ID_TRAILER, request_id),))
-
-
-async def _abort(context: Context, error: PacelineError, request_id: str) -> NoReturn:
-    status = rich_status(error)
-    trailers = [*(status.trailing_metadata or ()), (REQUEST_ID_TRAILER, request_id)]
-    if error.retry_after_seconds is not None:
-        milliseconds = max(1, round(1e3 * error.retry_after_seconds))
-        trailers.append((RETRY_PUSHBACK_TRAILER, str(milliseconds)))
-    await context.abort(status.code, status.details, tuple(trailers))
 
 
 def _traceparent(context: Context) -> str:

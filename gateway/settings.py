@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from paceline.settings import ServiceSettings
+from gateway.credentials import CredentialFiles
+from gateway.token_verifier import TokenRules
+from paceline.settings import LinkSettings
 
-_ADDRESS = r"^[^\s:/]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$"
+_ADDRESS = r"^(dns:)?[^\s:/]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$"
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(LinkSettings):
     """Serve applications: text in and out, admission, routing and the drafting policy."""
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
@@ -24,13 +26,18 @@ class GatewaySettings(ServiceSettings):
     verifiers: Annotated[
         tuple[Annotated[str, Field(pattern=_ADDRESS)], ...], NoDecode, Field(min_length=1)
     ]
-    """``host:port`` of each verifier; repeat the flag or separate with commas."""
+    """``host:port`` of each verifier; repeat the flag or separate with commas. ``dns:host:port``
+    stands for every address behind a name, looked up again and again."""
 
     model: Path
     """Folder with the model's ``tokenizer.json`` and ``config.json``; no weights are read."""
 
     default_pool: str = ""
     """Draft pool for requests that name none; empty: the first that the verifier lists."""
+
+    routing: Path | None = None
+    """YAML file with draft pools and their weights, read again when it changes; it comes before
+    ``default_pool``."""
 
     max_running: int = Field(default=256, ge=1, le=65_536)
     """Most sequences that run at once; beyond, requests wait here instead of at the verifiers."""
@@ -73,6 +80,35 @@ class GatewaySettings(ServiceSettings):
 
     verifier_refresh_seconds: float = Field(default=1.0, gt=0, le=600)
     """Time between two looks at a verifier's draft pools."""
+
+    api_keys: Path | None = None
+    """YAML file with hashes of valid API keys and what each allows; read again when it changes."""
+
+    jwks: Path | None = None
+    """JWKS file with the public keys of a token issuer (JWT); read again when it changes."""
+
+    jwt_audience: str = ""
+    """What tokens must name as their audience; needed with ``jwks``."""
+
+    jwt_issuer: str = ""
+    """What tokens must name as their issuer; needed with ``jwks``."""
+
+    reload_seconds: float = Field(default=2.0, gt=0, le=3600)
+    """Time between two looks at whether the files of settings, keys and tokens have changed."""
+
+    @property
+    def credential_files(self) -> CredentialFiles:
+        """Where valid credentials are known from."""
+        return CredentialFiles(
+            self.api_keys, self.jwks, TokenRules(self.jwt_audience, self.jwt_issuer)
+        )
+
+    @model_validator(mode="after")
+    def _check_token_rules(self) -> Self:
+        rules = (self.jwks is not None, bool(self.jwt_audience), bool(self.jwt_issuer))
+        if any(rules) and not all(rules):
+            raise ValueError("jwks, jwt_audience and jwt_issuer go together; set all or none")
+        return self
 
     @field_validator("verifiers", mode="before")
     @classmethod

@@ -19,6 +19,9 @@ from paceline.model_folder import ModelFolder, read_model_folder, tokenizer_fing
 INLINE_CHARACTERS: Final = 2_000
 """Shorter prompts take less time to tokenize than a hand-over to a thread."""
 
+MESSAGE_CHARACTERS: Final = 32
+"""What rendering one message takes, in characters to tokenize."""
+
 T = TypeVar("T")
 
 
@@ -95,7 +98,7 @@ class PromptTokenizer:
             )
             return self._encode(text, add_special_tokens=False)
 
-        size = sum(len(message.content) for message in prompt.messages)
+        size = sum(MESSAGE_CHARACTERS + len(message.content) for message in prompt.messages)
         return await self._run(size, render_and_encode)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:

@@ -148,6 +148,7 @@ def _capabilities(message: messages.Capabilities) -> Capabilities:
         penalties=message.penalties,
         logit_bias=message.logit_bias,
         structured_output=message.structured_output,
+        seeded_invariance=message.seeded_invariance,
     )
 
 

@@ -24,6 +24,7 @@ from gateway.verifier_codec import (
 from paceline.channels import open_link
 from paceline.errors import EngineFailed, Mismatch, PacelineError, Unavailable
 from paceline.status import error_from_rpc
+from paceline.tls import DialTls
 from paceline.v1.verify_service_pb2 import AttachRequest, AttachResponse, GetModelInfoRequest
 from paceline.v1.verify_service_pb2_grpc import VerifyServiceStub
 
@@ -86,16 +87,20 @@ class VerifierLink:
         observer: LinkObserver,
         counters: Counters,
         times: LinkTimes,
+        tls: DialTls | None = None,
     ) -> None:
         self.address = address
         self.info: ModelInfo | None = None
         self.load = VerifierLoad()
         self.is_draining = False
+        self.is_retired = False
+        """The settings do not name the verifier any more."""
         self.problem: PacelineError | None = Unavailable(f"{address}: not connected yet")
         self._fingerprint = tokenizer_fingerprint
         self._observer = observer
         self._counters = counters
         self._times = times
+        self._tls = tls
         self._numbers = itertools.count(1)
         self._outbox = Outbox()
         self._sinks: dict[int, StepSink] = {}
@@ -103,7 +108,7 @@ class VerifierLink:
     @property
     def is_usable(self) -> bool:
         """Whether new sequences can be opened."""
-        return self.problem is None and not self.is_draining
+        return self.problem is None and not self.is_draining and not self.is_retired
 
     @property
     def num_sequences(self) -> int:
@@ -130,25 +135,26 @@ class VerifierLink:
     async def run(self) -> None:
         """Keep the link up until cancelled."""
         backoff = self._times.min_backoff_seconds
-        async with open_link(self.address) as channel:
-            stub: VerifyServiceAsyncStub = VerifyServiceStub(channel)
-            while True:
-                was_connected = await self._connect_once(stub)
-                if was_connected:
-                    backoff = self._times.min_backoff_seconds
-                is_refused = isinstance(self.problem, Mismatch)
-                pause = self._times.refused_retry_seconds if is_refused else backoff
-                await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
-                backoff = min(2 * backoff, self._times.max_backoff_seconds)
+        while True:
+            was_connected = await self._connect_once()
+            if was_connected:
+                backoff = self._times.min_backoff_seconds
+            is_refused = isinstance(self.problem, Mismatch)
+            pause = self._times.refused_retry_seconds if is_refused else backoff
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+            backoff = min(2 * backoff, self._times.max_backoff_seconds)
 
-    async def _connect_once(self, stub: VerifyServiceAsyncStub) -> bool:
+    async def _connect_once(self) -> bool:
         """Serve one connection to its end; return whether it came about."""
         was_connected = False
         problem: PacelineError = Unavailable(f"{self.address}: the verifier ended the stream")
         try:
-            info = await self._handshake(stub)
-            was_connected = True
-            await self._serve(stub, info)
+            # A channel of its own, so that each connection reads the certificate files anew.
+            async with open_link(self.address, self._tls) as channel:
+                stub: VerifyServiceAsyncStub = VerifyServiceStub(channel)
+                info = await self._handshake(stub)
+                was_connected = True
+                await self._serve(stub, info)
         except grpc.aio.AioRpcError as error:
             problem = Unavailable(f"{self.address}: {_cause(error)}", reason="VERIFIER_LOST")
         except PacelineError as error:

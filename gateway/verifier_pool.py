@@ -34,6 +34,11 @@ class VerifierPool:
         """Take in a link."""
         self._links.append(link)
 
+    def remove(self, link: VerifierLink) -> None:
+        """Leave out a link whose verifier has gone for good."""
+        self._links.remove(link)
+        self.announce_change()
+
     @property
     def links(self) -> Sequence[VerifierLink]:
         """All links."""

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from paceline.events import Model as Model
     from paceline.events import Started as Started
     from paceline.events import Summary as Summary
+    from paceline.tls import DialTls as DialTls
 
 _HOMES = {
     "AsyncClient": "paceline.async_client",
     "Client": "paceline.client",
     "Delta": "paceline.events",
+    "DialTls": "paceline.tls",
     "Event": "paceline.events",
     "FinishReason": "paceline.events",
     "Finished": "paceline.events",
@@ -40,6 +42,7 @@ __all__ = [
     "AsyncClient",
     "Client",
     "Delta",
+    "DialTls",
     "Event",
     "FinishReason",
     "Finished",

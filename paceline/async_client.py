@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 import grpc.aio
 
-from paceline.channels import CLIENT_OPTIONS
-from paceline.client import DEFAULT_TIMEOUT_SECONDS, METADATA_TIMEOUT_SECONDS
+from paceline.channels import CLIENT_OPTIONS, tls_options
+from paceline.client import (
+    DEFAULT_TIMEOUT_SECONDS,
+    METADATA_TIMEOUT_SECONDS,
+    credential_metadata,
+)
+from paceline.errors import PacelineError
 from paceline.events import Event, Generation, Model, Tokenization
 from paceline.generation_codec import (
-    event_from_proto,
     generation_from_proto,
     model_from_proto,
     tokenization_from_proto,
@@ -23,7 +29,9 @@ from paceline.generation_request import (
     request_to_proto,
     tokenize_request_to_proto,
 )
+from paceline.resumption import DEFAULT_MAX_RESUMES, ResumableStream
 from paceline.status import error_from_rpc
+from paceline.tls import DialTls, channel_credentials
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 
@@ -35,14 +43,26 @@ class AsyncClient:
     A connection to one gateway, or to the ready ones behind a name (``dns:///host:port``).
 
     Calls that reached no gateway are retried until the first message; every call has a deadline.
-    Errors are those of ``paceline.errors``.
+    A stream whose gateway is lost goes on through another one, up to ``max_resumes`` times, with
+    the tokens that it would have had. Errors are those of ``paceline.errors``.
     """
 
-    def __init__(self, target: str, *, credentials: grpc.ChannelCredentials | None = None) -> None:
-        if credentials is None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        api_key: str | None = None,
+        tls: DialTls | None = None,
+        max_resumes: int = DEFAULT_MAX_RESUMES,
+    ) -> None:
+        if tls is None:
             self._channel = grpc.aio.insecure_channel(target, options=CLIENT_OPTIONS)
         else:
-            self._channel = grpc.aio.secure_channel(target, credentials, options=CLIENT_OPTIONS)
+            self._channel = grpc.aio.secure_channel(
+                target, channel_credentials(tls), options=(*CLIENT_OPTIONS, *tls_options(tls))
+            )
+        self._max_resumes = max_resumes
+        self._metadata = credential_metadata(api_key)
         self._stub = GenerationServiceStub(self._channel)
 
     def stream(
@@ -53,8 +73,10 @@ class AsyncClient:
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[Event, None]:
         """Generate and yield events as they come; leaving the loop cancels the request."""
-        request = messages.StreamGenerateRequest(request=request_to_proto(prompt, options))
-        return self._events(request, timeout)
+        request = request_to_proto(prompt, options)
+        return self._events(
+            ResumableStream(request, max_resumes=self._max_resumes, timeout_seconds=timeout)
+        )
 
     async def generate(
         self,
@@ -67,12 +89,16 @@ class AsyncClient:
         options.setdefault("return_token_ids", True)
         request = request_to_proto(prompt, options)
         return generation_from_proto(
-            await _answer(self._stub.Generate(request, timeout=timeout)),
+            await _answer(self._stub.Generate(request, timeout=timeout, metadata=self._metadata)),
         )
 
     async def models(self) -> tuple[Model, ...]:
         """Return the models that the gateway serves."""
-        call = self._stub.ListModels(messages.ListModelsRequest(), timeout=METADATA_TIMEOUT_SECONDS)
+        call = self._stub.ListModels(
+            messages.ListModelsRequest(),
+            timeout=METADATA_TIMEOUT_SECONDS,
+            metadata=self._metadata,
+        )
         return tuple(model_from_proto(model) for model in (await _answer(call)).models)
 
     async def tokenize(
@@ -84,7 +110,9 @@ class AsyncClient:
     ) -> Tokenization:
         """Return the token ids of a prompt, as generation would see them."""
         request = tokenize_request_to_proto(prompt, messages, model)
-        call = self._stub.Tokenize(request, timeout=METADATA_TIMEOUT_SECONDS)
+        call = self._stub.Tokenize(
+            request, timeout=METADATA_TIMEOUT_SECONDS, metadata=self._metadata
+        )
         return tokenization_from_proto(await _answer(call))
 
     async def aclose(self) -> None:
@@ -102,13 +130,26 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    async def _events(
-        self, request: messages.StreamGenerateRequest, timeout_seconds: float
-    ) -> AsyncGenerator[Event, None]:
-        call = self._stub.StreamGenerate(request, timeout=timeout_seconds)
+    async def _events(self, stream: ResumableStream) -> AsyncGenerator[Event, None]:
+        while True:
+            try:
+                async with aclosing(self._connection(stream)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except PacelineError as error:
+                pause = stream.pause_before_resume(error)
+                if pause is None:
+                    raise
+            await asyncio.sleep(pause)
+
+    async def _connection(self, stream: ResumableStream) -> AsyncGenerator[Event, None]:
+        call = self._stub.StreamGenerate(
+            stream.request, timeout=stream.seconds_left, metadata=self._metadata
+        )
         try:
             async for message in call:
-                event = event_from_proto(message)
+                event = stream.take(message)
                 if event is not None:
                     yield event
         except grpc.aio.AioRpcError as error:

@@ -34,7 +34,8 @@ LINK_OPTIONS: Final[tuple[tuple[str, int | str], ...]] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # In truth the least time that one attempt has, TLS handshake included; retries come sooner.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
@@ -75,4 +76,10 @@ def open_link(address: str, tls: DialTls | None = None) -> grpc.aio.Channel:
     """
     if tls is None:
         return grpc.aio.insecure_channel(address, options=LINK_OPTIONS)
-    return grpc.aio.secure_channel(address, channel_credentials(tls), options=LINK_OPTIONS)
+    options = (*LINK_OPTIONS, *tls_options(tls))
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
+
+
+def tls_options(tls: DialTls) -> tuple[tuple[str, str], ...]:
+    """Return the channel options that belong to credentials."""
+    return (("grpc.ssl_target_name_override", tls.server_name),) if tls.server_name else ()

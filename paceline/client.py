@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
 import grpc
 
-from paceline.channels import CLIENT_OPTIONS
+from paceline.channels import CLIENT_OPTIONS, tls_options
+from paceline.errors import PacelineError
 from paceline.events import Event, Generation, Model, Tokenization
 from paceline.generation_codec import (
-    event_from_proto,
     generation_from_proto,
     model_from_proto,
     tokenization_from_proto,
@@ -22,7 +23,9 @@ from paceline.generation_request import (
     request_to_proto,
     tokenize_request_to_proto,
 )
+from paceline.resumption import DEFAULT_MAX_RESUMES, ResumableStream
 from paceline.status import error_from_rpc
+from paceline.tls import DialTls, channel_credentials
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 
@@ -41,14 +44,26 @@ class Client:
     A connection to one gateway, or to the ready ones behind a name (``dns:///host:port``).
 
     Calls that reached no gateway are retried until the first message; every call has a deadline.
-    Errors are those of ``paceline.errors``.
+    A stream whose gateway is lost goes on through another one, up to ``max_resumes`` times, with
+    the tokens that it would have had. Errors are those of ``paceline.errors``.
     """
 
-    def __init__(self, target: str, *, credentials: grpc.ChannelCredentials | None = None) -> None:
-        if credentials is None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        api_key: str | None = None,
+        tls: DialTls | None = None,
+        max_resumes: int = DEFAULT_MAX_RESUMES,
+    ) -> None:
+        if tls is None:
             self._channel = grpc.insecure_channel(target, options=CLIENT_OPTIONS)
         else:
-            self._channel = grpc.secure_channel(target, credentials, options=CLIENT_OPTIONS)
+            self._channel = grpc.secure_channel(
+                target, channel_credentials(tls), options=(*CLIENT_OPTIONS, *tls_options(tls))
+            )
+        self._max_resumes = max_resumes
+        self._metadata = credential_metadata(api_key)
         self._stub = GenerationServiceStub(self._channel)
 
     def stream(
@@ -59,8 +74,10 @@ class Client:
         **options: Unpack[GenerationOptions],
     ) -> Generator[Event, None, None]:
         """Generate and yield events as they come; leaving the loop cancels the request."""
-        request = messages.StreamGenerateRequest(request=request_to_proto(prompt, options))
-        return self._events(request, timeout)
+        request = request_to_proto(prompt, options)
+        return self._events(
+            ResumableStream(request, max_resumes=self._max_resumes, timeout_seconds=timeout)
+        )
 
     def generate(
         self,
@@ -72,12 +89,12 @@ class Client:
         """Generate and return the whole answer, token ids included."""
         options.setdefault("return_token_ids", True)
         request = request_to_proto(prompt, options)
-        return generation_from_proto(_answer(self._stub.Generate, request, timeout))
+        return generation_from_proto(self._answer(self._stub.Generate, request, timeout))
 
     def models(self) -> tuple[Model, ...]:
         """Return the models that the gateway serves."""
         request = messages.ListModelsRequest()
-        answer = _answer(self._stub.ListModels, request, METADATA_TIMEOUT_SECONDS)
+        answer = self._answer(self._stub.ListModels, request, METADATA_TIMEOUT_SECONDS)
         return tuple(model_from_proto(model) for model in answer.models)
 
     def tokenize(
@@ -89,7 +106,7 @@ class Client:
     ) -> Tokenization:
         """Return the token ids of a prompt, as generation would see them."""
         request = tokenize_request_to_proto(prompt, messages, model)
-        answer = _answer(self._stub.Tokenize, request, METADATA_TIMEOUT_SECONDS)
+        answer = self._answer(self._stub.Tokenize, request, METADATA_TIMEOUT_SECONDS)
         return tokenization_from_proto(answer)
 
     def close(self) -> None:
@@ -107,13 +124,24 @@ class Client:
     ) -> None:
         self.close()
 
-    def _events(
-        self, request: messages.StreamGenerateRequest, timeout_seconds: float
-    ) -> Generator[Event, None, None]:
-        call = self._stub.StreamGenerate(request, timeout=timeout_seconds)
+    def _events(self, stream: ResumableStream) -> Generator[Event, None, None]:
+        while True:
+            try:
+                yield from self._connection(stream)
+                return
+            except PacelineError as error:
+                pause = stream.pause_before_resume(error)
+                if pause is None:
+                    raise
+            time.sleep(pause)
+
+    def _connection(self, stream: ResumableStream) -> Generator[Event, None, None]:
+        call = self._stub.StreamGenerate(
+            stream.request, timeout=stream.seconds_left, metadata=self._metadata
+        )
         try:
             for message in call:
-                event = event_from_proto(message)
+                event = stream.take(message)
                 if event is not None:
                     yield event
         except grpc.RpcError as error:
@@ -121,9 +149,13 @@ class Client:
         finally:
             call.cancel()
 
+    def _answer(self, method: Callable[..., _T], request: object, timeout_seconds: float) -> _T:
+        try:
+            return method(request, timeout=timeout_seconds, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from None
 
-def _answer(method: Callable[..., _T], request: object, timeout_seconds: float) -> _T:
-    try:
-        return method(request, timeout=timeout_seconds)
-    except grpc.RpcError as error:
-        raise error_from_rpc(error) from None
+
+def credential_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that shows an API key or a token; none without one."""
+    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)

@@ -16,7 +16,10 @@ def configure_logging(service: str, level: LogLevel = "info", style: LogFormat =
     """Send log lines of this process to standard error, each with the service's name."""
     as_json = style == "json" or (style == "auto" and not sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+        structlog.processors.JSONRenderer()
+        if as_json
+        # Its default shows the values of local variables, prompts among them.
+        else structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     )
     structlog.configure(
         processors=[

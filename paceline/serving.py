@@ -43,6 +43,7 @@ class Server:
         self.grpc = grpc.aio.server(options=SERVER_OPTIONS, interceptors=tuple(interceptors))
         self._names = tuple(service_names)
         self._health = health.aio.HealthServicer()
+        self.is_ready = False
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         if with_reflection:
             reflection.enable_server_reflection(
@@ -86,6 +87,7 @@ class Server:
             if ready
             else health_pb2.HealthCheckResponse.NOT_SERVING
         )
+        self.is_ready = ready
         for name in (READINESS, *self._names):
             await self._set(name, status)
 

@@ -107,19 +107,24 @@ class LinkSettings(ServiceSettings):
     link_private_key: Path | None = None
     """PEM key of that certificate, not encrypted."""
 
+    link_server_name: str = ""
+    """Name that the dialed servers' certificates must show; empty: the host of their address."""
+
     @property
     def link_tls(self) -> DialTls | None:
         """How links are dialed; None: in plaintext."""
         if self.link_ca is None:
             return None
-        return DialTls(self.link_ca, self.link_certificate, self.link_private_key)
+        return DialTls(
+            self.link_ca, self.link_certificate, self.link_private_key, self.link_server_name
+        )
 
     @model_validator(mode="after")
     def _check_links(self) -> Self:
         if (self.link_certificate is None) != (self.link_private_key is None):
             raise ValueError("link_certificate and link_private_key go together; set both or none")
-        if self.link_certificate is not None and self.link_ca is None:
-            raise ValueError("link_certificate has no effect without link_ca; set both")
+        if (self.link_certificate or self.link_server_name) and self.link_ca is None:
+            raise ValueError("link_certificate and link_server_name have no effect without link_ca")
         return self
 
 
@@ -140,7 +145,7 @@ def load_settings(
     parser = _OneLineParser(prog=program, description=kind.__doc__, allow_abbrev=False)
     parser.add_argument("--config", type=Path, help="YAML file with the same keys as the flags")
     arguments = list(sys.argv[1:] if argv is None else argv)
-    config_path = _config_path(arguments)
+    path = config_path(arguments)
     source: CliSettingsSource[Any] = CliSettingsSource(
         kind,
         root_parser=parser,
@@ -150,7 +155,7 @@ def load_settings(
         cli_implicit_flags=True,
     )
     try:
-        from_file = _read_file(config_path, kind) if config_path else {}
+        from_file = _read_file(path, kind) if path else {}
         return kind(_cli_settings_source=source(args=arguments), **from_file)  # type: ignore[call-arg]
     except ValidationError as error:
         raise ConfigurationError(_first_problem(error)) from None
@@ -158,18 +163,19 @@ def load_settings(
         raise ConfigurationError(str(error).splitlines()[0]) from None
 
 
+def config_path(argv: Sequence[str] | None = None) -> Path | None:
+    """Return the file that ``--config`` names."""
+    finder = _OneLineParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", type=Path)
+    known, _ = finder.parse_known_args(list(sys.argv[1:] if argv is None else argv))
+    path: Path | None = known.config
+    return path
+
+
 def exit_with_usage_error(program: str, error: ConfigurationError) -> NoReturn:
     """Print one line to standard error and exit with code 2."""
     sys.stderr.write(f"{program}: error: {error.message}\n")
     raise SystemExit(USAGE_EXIT_CODE)
-
-
-def _config_path(arguments: Sequence[str]) -> Path | None:
-    finder = _OneLineParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config", type=Path)
-    known, _ = finder.parse_known_args(list(arguments))
-    path: Path | None = known.config
-    return path
 
 
 def _read_file(path: Path, kind: type[ServiceSettings]) -> dict[str, Any]:

@@ -98,9 +98,7 @@ def error_from_rpc(error: grpc.RpcError) -> errors.PacelineError:
             restored["retry_after_seconds"] = retry_info.retry_delay.ToNanoseconds() / 1e9
         elif packed.Unpack(quota_failure) and quota_failure.violations:
             restored["quota"] = quota_failure.violations[0].subject
-    return error_from_code(
-        error.code().value[0], error.details() or error.code().name, **restored
-    )
+    return error_from_code(error.code().value[0], error.details() or error.code().name, **restored)
 
 
 def _details_of(error: errors.PacelineError) -> Iterator[object]:

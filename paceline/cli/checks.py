@@ -10,7 +10,9 @@ from typing import Final
 import grpc.aio
 
 from paceline.channels import open_link
+from paceline.cli.access import ANYBODY, Access
 from paceline.cli.health import is_serving
+from paceline.client import credential_metadata
 from paceline.codec import PROTOCOL_VERSION, speaks_our_protocol
 from paceline.generation_codec import fallback_name
 from paceline.v1 import (
@@ -63,17 +65,19 @@ class Tokenizer:
 Report = AsyncIterator[Finding | Tokenizer]
 
 
-async def examine_gateway(address: str) -> Report:
+async def examine_gateway(address: str, access: Access = ANYBODY) -> Report:
     """Yield findings about a gateway, its verifiers and its draft pools."""
     subject = f"gateway {address}"
-    async with open_link(address) as channel:
+    async with open_link(address, access.tls) as channel:
         async for finding in _reachability(channel, subject):
             yield finding
             if finding.level is Level.WRONG:
                 return
         stub = GenerationServiceStub(channel)
         request = generation_service_pb2.ListModelsRequest()
-        answer = await stub.ListModels(request, timeout=TIMEOUT_SECONDS)
+        answer = await stub.ListModels(
+            request, timeout=TIMEOUT_SECONDS, metadata=credential_metadata(access.api_key)
+        )
     for model in answer.models:
         yield Tokenizer(subject, model.tokenizer_fingerprint)
         yield _verifiers(subject, model)
@@ -86,10 +90,10 @@ async def examine_gateway(address: str) -> Report:
         yield Finding(Level.WRONG, subject, "serves no model", fix)
 
 
-async def examine_verifier(address: str) -> Report:
+async def examine_verifier(address: str, access: Access = ANYBODY) -> Report:
     """Yield findings about a verifier and its draft pools."""
     subject = f"verifier {address}"
-    async with open_link(address) as channel:
+    async with open_link(address, access.tls) as channel:
         async for finding in _reachability(channel, subject):
             yield finding
             if finding.level is Level.WRONG:
@@ -105,10 +109,10 @@ async def examine_verifier(address: str) -> Report:
         yield _pool(subject, pool)
 
 
-async def examine_draft_service(address: str) -> Report:
+async def examine_draft_service(address: str, access: Access = ANYBODY) -> Report:
     """Yield findings about a draft service."""
     subject = f"draft service {address}"
-    async with open_link(address) as channel:
+    async with open_link(address, access.tls) as channel:
         async for finding in _reachability(channel, subject):
             yield finding
             if finding.level is Level.WRONG:
@@ -203,7 +207,7 @@ def _short(fingerprint: str) -> str:
     return fingerprint[:12] or "no tokenizer"
 
 
-EXAMINERS: Final[Mapping[str, Callable[[str], Report]]] = {
+EXAMINERS: Final[Mapping[str, Callable[[str, Access], Report]]] = {
     "gateway": examine_gateway,
     "verifier": examine_verifier,
     "draft": examine_draft_service,

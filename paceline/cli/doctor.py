@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from paceline.cli.access import ANYBODY, Access, access_of, add_access_arguments
 from paceline.cli.address import DEFAULT_ADDRESS, split_address
 from paceline.cli.checks import (
     EXAMINERS,
     Finding,
     Level,
+    Report,
     Tokenizer,
     compare_tokenizers,
     guarded,
 )
+from paceline.cli.policy import examine_policy
 from paceline.cli.terminal import show
+
+_KINDS = (*EXAMINERS, "policy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,25 +33,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="HOST:PORT",
             help=f"a {kind} to check; repeatable{default}",
         )
+    parser.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="admin address of a gateway: show whether it drafts, and why not; repeatable",
+    )
+    add_access_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print all findings; return 1 if something is wrong."""
-    addresses = [(kind, address) for kind in EXAMINERS for address in getattr(options, kind)] or [
+    addresses = [(kind, address) for kind in _KINDS for address in getattr(options, kind)] or [
         ("gateway", DEFAULT_ADDRESS)
     ]
     for kind, address in addresses:
         split_address(address, f"--{kind}")
-    findings = asyncio.run(examined(addresses))
+    findings = asyncio.run(examined(addresses, access_of(options)))
     return 1 if any(finding.level is Level.WRONG for finding in findings) else 0
 
 
-async def examined(addresses: list[tuple[str, str]]) -> list[Finding]:
+async def examined(addresses: list[tuple[str, str]], access: Access = ANYBODY) -> list[Finding]:
     """Examine the servers, show each finding at once, and return all."""
     findings: list[Finding] = []
     tokenizers: list[Tokenizer] = []
     for kind, address in addresses:
-        async for entry in guarded(EXAMINERS[kind](address), f"{kind} {address}"):
+        async for entry in guarded(_report(kind, address, access), f"{kind} {address}"):
             if isinstance(entry, Tokenizer):
                 tokenizers.append(entry)
             else:
@@ -57,6 +70,10 @@ async def examined(addresses: list[tuple[str, str]]) -> list[Finding]:
         findings.append(comparison)
         _show(comparison)
     return findings
+
+
+def _report(kind: str, address: str, access: Access) -> Report:
+    return examine_policy(address) if kind == "policy" else EXAMINERS[kind](address, access)
 
 
 def _show(finding: Finding) -> None:

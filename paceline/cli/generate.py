@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from paceline.cli.access import access_of, add_access_arguments
 from paceline.cli.address import DEFAULT_ADDRESS
 from paceline.cli.terminal import say, show
 from paceline.client import DEFAULT_TIMEOUT_SECONDS, Client
@@ -37,13 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-draft-tokens", type=int, metavar="N", help="nodes per step")
     parser.add_argument("--stats", action="store_true", help="print figures at the end")
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object")
+    add_access_arguments(parser)
     parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_SECONDS, metavar="SECONDS")
 
 
 def run(options: argparse.Namespace) -> int:
     """Stream the text to standard output and the figures to standard error."""
     answer = Answer()
-    with Client(options.address) as client:
+    access = access_of(options)
+    with Client(options.address, api_key=access.api_key, tls=access.tls) as client:
         prompt = _prompt(options.prompt)
         for event in client.stream(
             None if _is_chat(options) else prompt,

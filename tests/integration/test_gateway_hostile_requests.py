@@ -175,6 +175,7 @@ async def test_unknown_names_are_not_found_and_the_known_ones_are_named(
         ("sampling.verification_rule", "sampling { verification_rule: 2 }"),
         ("output.num_logprobs", "output { num_logprobs: 0 }"),
         ("structured_output", 'structured_output { regex: "a+" }'),
+        ("sampling.seed", "sampling { temperature: 1 seed: 3 }"),
     ],
 )
 async def test_what_the_verifier_cannot_do_is_refused_and_never_ignored(

@@ -96,9 +96,10 @@ async def test_gateway_that_is_not_there_is_one_line_with_address_and_remedy(
 
 
 async def test_error_in_mid_stream_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    turn = Turn((started(), delta("Hel")), error=Unavailable("no verifier\nis left"))
+    lost = Unavailable("no verifier\nis left", retry_after_seconds=0.01)
+    turns = [Turn((started(), delta("Hel")), error=lost)] * 4
 
-    assert await _run(ScriptedGateway(turn), "hi") == 1
+    assert await _run(ScriptedGateway(*turns), "hi") == 1
 
     assert capsys.readouterr().err == "paceline: error: no verifier is left\n"
 

@@ -36,7 +36,7 @@ async def test_stream_yields_typed_events_in_order() -> None:
     gateway = ScriptedGateway(HELLO)
 
     async with serving(gateway), paceline.AsyncClient(gateway.address) as client:
-        events = [event async for event in client.stream("hi", seed=7)]
+        events = [event async for event in client.stream("hi", seed=7, return_token_ids=True)]
 
     assert [type(event) for event in events] == [Started, Delta, Delta, Finished, Summary]
     assert isinstance(events[0], Started)
@@ -136,10 +136,10 @@ async def test_unavailable_is_retried_before_the_first_message() -> None:
     assert isinstance(events[-1], Summary)
 
 
-async def test_nothing_is_retried_after_the_first_message() -> None:
+async def test_nothing_is_resumed_after_the_first_message_when_none_is_wished() -> None:
     gateway = ScriptedGateway(Turn((started(),), error=Unavailable("died")))
 
-    async with serving(gateway), paceline.AsyncClient(gateway.address) as client:
+    async with serving(gateway), paceline.AsyncClient(gateway.address, max_resumes=0) as client:
         with pytest.raises(Unavailable, match="died"):
             await _collected(client)
 

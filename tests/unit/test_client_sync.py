@@ -82,7 +82,7 @@ async def test_errors_are_those_of_the_async_client() -> None:
     gateway = ScriptedGateway(
         Turn(error=InvalidRequest("bad", field="sampling.top_p")),
         Turn((started(),), error=Cancelled("gone")),
-        Turn((started(),), error=Unavailable("died")),
+        *[Turn((started(),), error=Unavailable("died", retry_after_seconds=0.01))] * 4,
     )
 
     async with serving(gateway):

@@ -1,0 +1,78 @@
+"""
+API keys from a file that holds only their hashes. Tokens signed by others: ``token_verifier``.
+
+    keys:
+      - id: team-a-2026            # appears in logs
+        sha256: 9f86d081884c...    # of the key: printf %s "$KEY" | sha256sum
+        tenant: team-a
+        max_priority: interactive  # and the limits of Grant
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.caller import Caller, Grant
+from paceline.errors import ConfigurationError
+
+_NOBODY = bytes(32)
+
+
+class _Entry(Grant):
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")]
+
+
+class _KeyFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keys: Annotated[tuple[_Entry, ...], Field(min_length=1)]
+
+
+class KeyFile:
+    """The keys of a file as it was read; ``read`` it anew for another state."""
+
+    def __init__(self, callers: dict[bytes, Caller]) -> None:
+        self._callers = callers
+
+    @classmethod
+    def read(cls, path: Path) -> KeyFile:
+        """Return the keys of a YAML or JSON file; raises ``ConfigurationError``."""
+        entries = _parse(path).keys
+        callers = {
+            bytes.fromhex(entry.sha256): Caller(entry.id, _grant(entry)) for entry in entries
+        }
+        if len({entry.id for entry in entries}) < len(entries) or len(callers) < len(entries):
+            raise ConfigurationError(f"key file {path}: an id or a key occurs twice; keep one")
+        return cls(callers)
+
+    def caller(self, key: str) -> Caller | None:
+        """Return whose key this is; None: nobody's."""
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        # Time of the look-up tells about digests only, from which no key can be guessed.
+        known = digest if digest in self._callers else _NOBODY
+        return self._callers[known] if hmac.compare_digest(known, digest) else None
+
+
+def _parse(path: Path) -> _KeyFile:
+    try:
+        return _KeyFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigurationError(f"key file {path}: {error.strerror}; correct the path") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise ConfigurationError(f"key file {path} is neither YAML nor JSON") from None
+    except ValidationError as error:
+        # The value stays out: whoever wrote a key in place of its hash must not find it in a log.
+        problem = error.errors(include_input=False)[0]
+        where = ".".join(str(part) for part in problem["loc"]) or "file"
+        raise ConfigurationError(f"key file {path}: {where}: {problem['msg']}") from None
+
+
+def _grant(entry: _Entry) -> Grant:
+    return Grant(**entry.model_dump(exclude={"id", "sha256"}))

@@ -1,0 +1,26 @@
+"""How a call ends in an error: rich status, retry hint, request id. Who decides it: everyone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
+
+import grpc.aio
+
+from paceline.errors import PacelineError
+from paceline.status import rich_status
+
+if TYPE_CHECKING:
+    Context: TypeAlias = grpc.aio.ServicerContext[object, object]
+
+REQUEST_ID_TRAILER: Final = "paceline-request-id"
+RETRY_PUSHBACK_TRAILER: Final = "grpc-retry-pushback-ms"
+
+
+async def abort(context: Context, error: PacelineError, request_id: str) -> NoReturn:
+    """End the call with the status of an error."""
+    status = rich_status(error)
+    trailers = [*(status.trailing_metadata or ()), (REQUEST_ID_TRAILER, request_id)]
+    if error.retry_after_seconds is not None:
+        milliseconds = max(1, round(1e3 * error.retry_after_seconds))
+        trailers.append((RETRY_PUSHBACK_TRAILER, str(milliseconds)))
+    await context.abort(status.code, status.details, tuple(trailers))
