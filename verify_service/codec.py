@@ -149,7 +149,7 @@ def request_from_proto(
             min_tokens=limits.min_tokens,
             stop_token_ids=frozenset((*limits.stop_token_ids, *eos)),
         ),
-        priority=message.priority or types_pb2.PRIORITY_CLASS_STANDARD,
+        priority=_priority_from_proto(message.priority),
         deadline=now + duration_from_proto(message.time_remaining)
         if message.HasField("time_remaining")
         else None,
@@ -240,6 +240,12 @@ def commit_to_proto(event: SessionCommitted) -> draft_service_pb2.SessionCommit:
     return draft_service_pb2.SessionCommit(
         session_id=event.sequence_id, base_len=event.base_len, token_ids=event.token_ids
     )
+
+
+def _priority_from_proto(priority: types_pb2.PriorityClass.ValueType) -> int:
+    if priority not in types_pb2.PriorityClass.values():
+        raise InvalidRequest(f"priority: {priority} is unknown", field="priority")
+    return priority or types_pb2.PRIORITY_CLASS_STANDARD
 
 
 def _rule_from_proto(rule: types_pb2.VerificationRule.ValueType) -> Rule:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ import structlog
 
 from paceline.channels import open_link
 from paceline.codec import protocol_range, speaks_our_protocol, tree_from_proto
-from paceline.errors import InvalidTree, Mismatch
+from paceline.errors import ConfigurationError, InvalidTree, Mismatch
+from paceline.tls import DialTls
 from paceline.v1 import draft_service_pb2, draft_service_pb2_grpc
 from verify_service.codec import commit_to_proto, fallback_from_proto, open_to_proto
 from verify_service.engine.sampling import Fallback
@@ -86,6 +88,8 @@ class DraftLink:
         info: TargetInfo,
         send: Callable[[Command], None],
         limits: LinkLimits | None = None,
+        *,
+        tls: DialTls | None = None,
     ) -> None:
         self.status = PoolStatus(pool)
         self.counts: Counter[str] = Counter()
@@ -95,10 +99,14 @@ class DraftLink:
         self._info = info
         self._send = send
         self._limits = limits or LinkLimits()
+        self._tls = tls
         self._pending = draft_service_pb2.DraftRequest()
         self._num_pending = 0
         self._has_pending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.on_round_trip: Callable[[str, float], None] = _ignore
+        """Called with the pool and the seconds from a commit to the tree right behind it."""
+        self._awaited: dict[int, tuple[int, float]] = {}
 
     def start(self) -> None:
         """Start connecting."""
@@ -121,11 +129,14 @@ class DraftLink:
                 case SessionOpened():
                     opened = open_to_proto(event, self._limits.max_tree_depth)
                     self._pending.opens.append(opened)
+                    self._await_tree(event.request.sequence_id, len(event.committed_token_ids))
                 case SessionCommitted():
                     self._pending.commits.append(commit_to_proto(event))
+                    self._await_tree(event.sequence_id, event.base_len + len(event.token_ids))
                 case SessionClosed():
                     closed = draft_service_pb2.SessionClose(session_id=event.sequence_id)
                     self._pending.closes.append(closed)
+                    self._awaited.pop(event.sequence_id, None)
         if self._num_pending:
             self._has_pending.set()
 
@@ -142,6 +153,10 @@ class DraftLink:
                 detail = f"{error.code().name}: {error.details()}"
             except TimeoutError:
                 cause, detail, pause = Fallback.UNREACHABLE, "the drafter hangs", backoff
+            except asyncio.InvalidStateError:
+                # A write met a stream that had ended before its reader could say so.
+                cause, pause = Fallback.UNREACHABLE, backoff
+                detail = "the drafter closed the stream"
             was_up = self.status.cause is None
             self._set_down(cause, detail)
             backoff = (
@@ -152,12 +167,13 @@ class DraftLink:
             await asyncio.sleep(pause)
 
     async def _serve_once(self) -> None:
-        async with open_link(self._address) as channel:
+        async with self._channel() as channel:
             stub = draft_service_pb2_grpc.DraftServiceStub(channel)
             await self._handshake(stub)
             call = stub.Draft()
             self._pending.Clear()
             self._num_pending = 0
+            self._awaited.clear()
             self._send(PoolUp(self._pool))
             tasks = [
                 asyncio.create_task(self._write(call)),
@@ -173,6 +189,13 @@ class DraftLink:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _channel(self) -> grpc.aio.Channel:
+        try:
+            return open_link(self._address, self._tls)
+        except ConfigurationError as error:
+            pause = self._limits.max_backoff_seconds
+            raise _Retry(Fallback.UNREACHABLE, error.message, pause) from None
 
     async def _handshake(self, stub: draft_service_pb2_grpc.DraftServiceAsyncStub) -> None:
         answer = await stub.GetCapabilities(
@@ -248,7 +271,21 @@ class DraftLink:
             self._refuse(error)
             return
         self.counts["trees"] += 1
+        self._note_arrival(proposal.session_id, proposal.base_len)
         self._send(TreeFact(proposal.session_id, proposal.base_len, tree, self._pool))
+
+    def _await_tree(self, session_id: int, committed_len: int) -> None:
+        self._awaited[session_id] = (committed_len, time.monotonic())
+
+    def _note_arrival(self, session_id: int, base_len: int) -> None:
+        awaited = self._awaited.get(session_id)
+        if awaited is None:
+            return
+        if base_len < awaited[0]:
+            self.counts["late_trees"] += 1
+            return
+        del self._awaited[session_id]
+        self.on_round_trip(self._pool, time.monotonic() - awaited[1])
 
     def _refuse(self, error: InvalidTree) -> None:
         self.counts[f"invalid_{error.cause}"] += 1
@@ -275,3 +312,7 @@ class DraftLink:
         if self.status.cause != cause:
             self._send(PoolDown(self._pool, cause))
         self.status = PoolStatus(self._pool, cause, detail)
+
+
+def _ignore(pool: str, seconds: float) -> None:
+    pass

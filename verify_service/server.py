@@ -8,18 +8,24 @@ from pathlib import Path
 
 import structlog
 
+from paceline.admin import AdminServer
 from paceline.errors import ConfigurationError, EngineFailed
+from paceline.metrics import service_registry
+from paceline.routing import follow_routing
 from paceline.serving import Server, termination_signal
+from paceline.tls import channel_credentials
 from paceline.v1 import verify_service_pb2, verify_service_pb2_grpc
+from verify_service.changing_pools import ChangingPools
 from verify_service.draft_link import DraftLink
 from verify_service.engine.draft_selection import BudgetMode
 from verify_service.engine.engine_thread import EngineThread
 from verify_service.engine.sampling import SamplingParams
 from verify_service.engine.step_engine import EngineConfig, StepEngine
-from verify_service.engine.steps import StepOutput
+from verify_service.engine.steps import Command, StepOutput
 from verify_service.engine_backend import EngineBackend
 from verify_service.generation_defaults import generation_defaults
 from verify_service.grammar import GrammarCompiler
+from verify_service.metrics import VerifyMetrics, calibration_reader
 from verify_service.servicer import VerifyServicer
 from verify_service.settings import VerifySettings
 from verify_service.step_router import StepRouter
@@ -104,12 +110,14 @@ class VerifyServer:
         self._loop = asyncio.get_running_loop()
         self.backend = loaded.backend
         info = self.backend.info
-        self.links = {
-            pool: DraftLink(pool, address, info, self.backend.send)
-            for pool, address in settings.pools.items()
-        }
-        self.router = StepRouter(self.backend.send, self.links)
+        self._pools = ChangingPools(settings, self._make_link, self.backend.send)
+        self.links = self._pools.links
+        self._following: asyncio.Task[None] | None = None
+        registry = service_registry("verifier")
+        self.metrics = VerifyMetrics(registry, self.links, calibration_reader(self.backend))
+        self.router = StepRouter(self._send, self.links)
         self.server = Server([SERVICE_NAME], with_reflection=settings.reflection)
+        self._admin = AdminServer(registry, lambda: self.server.is_ready)
         servicer = VerifyServicer(
             self.router,
             self.links,
@@ -122,13 +130,21 @@ class VerifyServer:
 
     async def start(self) -> int:
         """Listen, connect to the draft pools, say that it is ready; returns the port."""
-        port = self.server.listen(self._settings.listen)
+        if self._settings.link_tls is not None:
+            channel_credentials(self._settings.link_tls)
+        port = self.server.listen(self._settings.listen, self._settings.server_tls)
         await self.server.start()
         host = self._settings.listen.rpartition(":")[0]
         log.info("listening", address=f"{host}:{port}")
+        if self._settings.admin_listen:
+            await self._admin.start(self._settings.admin_listen)
         self.backend.start(self._on_output)
         for link in self.links.values():
             link.start()
+        if self._settings.routing is not None:
+            self._following = asyncio.create_task(
+                follow_routing(self._settings.routing, self._pools.routing, self._pools.use)
+            )
         await self.server.set_ready(True)
         log.info("ready", address=f"{host}:{port}")
         return port
@@ -147,10 +163,28 @@ class VerifyServer:
 
     async def aclose(self) -> None:
         """Stop everything."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
         for link in self.links.values():
             await link.aclose()
         await self.server.stop(0.5)
+        await self._admin.aclose()
         await asyncio.to_thread(self.backend.stop)
+
+    def _make_link(self, pool: str, address: str) -> DraftLink:
+        link = DraftLink(
+            pool, address, self.backend.info, self.backend.send, tls=self._settings.link_tls
+        )
+        link.on_round_trip = self._note_round_trip
+        return link
+
+    def _note_round_trip(self, pool: str, seconds: float) -> None:
+        self.metrics.round_trip(pool, seconds)
+
+    def _send(self, command: Command) -> None:
+        self.backend.send(command)
+        self.metrics.sent(command)
 
     def _on_output(self, output: StepOutput) -> None:
         # Called on a thread of the engine's; everything else here lives on the loop.
@@ -161,6 +195,7 @@ class VerifyServer:
 
     def _deliver(self, output: StepOutput) -> None:
         self.backend.output_read()
+        self.metrics.observe(output)
         self.router.deliver(output)
 
 

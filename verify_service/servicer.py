@@ -109,17 +109,19 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
             self._compile_constraint,
         )
         self._router.attach(stream)
-        log.info("gateway_attached", peer=context.peer())
+        # Asked once: gRPC crashes the process when it is asked after the call has ended.
+        peer = context.peer()
+        log.info("gateway_attached", peer=peer)
         reader = asyncio.create_task(_receive_all(stream, request_iterator))
         writer = stream.messages()
+        following = asyncio.ensure_future(anext(writer))
         try:
             while not reader.done():
-                following = asyncio.ensure_future(anext(writer))
                 await asyncio.wait((reader, following), return_when=asyncio.FIRST_COMPLETED)
                 if not following.done():
-                    following.cancel()
                     break
                 yield following.result()
+                following = asyncio.ensure_future(anext(writer))
             reader.result()
         except PacelineError as error:
             await context.abort_with_status(rich_status(error))
@@ -127,7 +129,8 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
             self._router.detach(stream)
             stream.close()
             reader.cancel()
-            log.info("gateway_detached", peer=context.peer())
+            following.cancel()
+            log.info("gateway_detached", peer=peer)
 
     async def Verify(
         self,

@@ -8,10 +8,10 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from paceline.settings import ServiceSettings
+from paceline.settings import LinkSettings
 
 
-class VerifySettings(ServiceSettings):
+class VerifySettings(LinkSettings):
     """Paceline's verify service: owns the target model and verifies drafts."""
 
     model_config = SettingsConfigDict(env_prefix="VERIFY_")
@@ -19,11 +19,22 @@ class VerifySettings(ServiceSettings):
     engine: Literal["step", "tensorrt-llm"] = "step"
     """``step``: our own engine on a target; ``tensorrt-llm``: NVIDIA's, in its release image."""
 
-    target: Literal["torch", "table"] = "torch"
-    """``torch``: a Hugging Face model folder; ``table``: a function, for dry runs."""
+    target: Literal["torch", "simulated", "table"] = "torch"
+    """``torch``: a Hugging Face model folder; ``simulated``: no model, the step times of one on a
+    GPU, for capacity planning and load tests; ``table``: a function, for dry runs."""
 
     model: Path | None = None
     """Model folder (config.json, safetensors, tokenizer.json); needed by the torch target."""
+
+    simulated_model: Literal["llama-3.3-70b", "llama-3.1-8b"] = "llama-3.1-8b"
+    """Whose step times the simulated target takes, in FP16; ``model`` may name a tokenizer's
+    folder beside it."""
+
+    simulated_gpu: Literal["h100", "h200"] = "h100"
+    """On which GPUs the simulated target runs."""
+
+    simulated_tensor_parallel: int = Field(default=0, ge=0, le=64)
+    """On how many GPUs the simulated target runs; 0 takes the model's usual number."""
 
     device: str = "cpu"
     """Where the torch target runs: ``cpu`` or ``cuda``."""
@@ -36,6 +47,9 @@ class VerifySettings(ServiceSettings):
 
     pools: dict[str, str] = Field(default_factory=dict)
     """Draft pools, ``NAME=HOST:PORT``; requests name the pool that drafts for them."""
+
+    routing: Path | None = None
+    """YAML file with further draft pools, read again when it changes."""
 
     max_running: int = Field(default=16, ge=1, le=4096)
     """Sequences in one batch; more wait."""

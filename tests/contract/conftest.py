@@ -10,6 +10,8 @@ import pytest_asyncio
 from draft_service.registry import create_drafter
 from draft_service.server import running_server
 from draft_service.settings import DraftSettings
+from verify_service.server import VerifyServer, load
+from verify_service.settings import VerifySettings
 
 
 @pytest_asyncio.fixture
@@ -22,3 +24,19 @@ async def draft_address(request: pytest.FixtureRequest) -> AsyncIterator[str]:
     settings = DraftSettings(listen="127.0.0.1:0")
     async with running_server(settings, create_drafter(settings)) as server:
         yield server.address
+
+
+@pytest_asyncio.fixture
+async def verify_address(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """Yield the address of the verify service that the suite runs against."""
+    given: str | None = request.config.getoption("--verify-address")
+    if given:
+        yield given
+        return
+    settings = VerifySettings(target="table")
+    server = VerifyServer(load(settings), settings)
+    port = await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.aclose()

@@ -90,7 +90,7 @@ async def test_an_honest_drafter_shortens_the_run() -> None:
     drafter = ScriptedDrafter(oracle([*PROMPT, *expected], depth=6))
     async with (
         running_drafter(drafter) as pool,
-        running_verifier(make_engine(), {POOL: pool}) as (server, address),
+        running_verifier(make_engine(pace_seconds=0.002), {POOL: pool}) as (server, address),
         attached(address) as gateway,
     ):
         await eventually(lambda: server.links[POOL].status.cause is None)
@@ -113,7 +113,7 @@ async def test_stale_trees_still_help_and_change_nothing() -> None:
 
     async with (
         running_drafter(ScriptedDrafter(late)) as drafter,
-        running_verifier(make_engine(), {POOL: drafter}) as (server, address),
+        running_verifier(make_engine(pace_seconds=0.002), {POOL: drafter}) as (server, address),
         attached(address) as gateway,
     ):
         await eventually(lambda: server.links[POOL].status.cause is None)
@@ -157,7 +157,7 @@ async def test_a_drafter_that_comes_back_is_used_again() -> None:
     slow = ScriptedDrafter(oracle(truth, depth=1), delay_seconds=0.02)
     async with running_drafter(slow) as pool:
         port = int(pool.rpartition(":")[2])
-        verifier = running_verifier(make_engine(), {POOL: pool})
+        verifier = running_verifier(make_engine(pace_seconds=0.002), {POOL: pool})
         server, address = await verifier.__aenter__()
         await eventually(lambda: server.links[POOL].status.cause is None)
     try:

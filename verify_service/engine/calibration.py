@@ -9,6 +9,7 @@ gathers evidence (a hierarchical Beta model).
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from verify_service.engine.draft_trie import Observation
@@ -25,14 +26,7 @@ SEQUENCE_PRIOR_TRIALS = 6.0
 
 def bin_of(log_prob: float) -> int:
     """Return the index of the bin that a log-probability falls into."""
-    low, high = 0, len(_LOG_EDGES)
-    while low < high:
-        middle = (low + high) // 2
-        if log_prob < _LOG_EDGES[middle]:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect_right(_LOG_EDGES, log_prob)
 
 
 class HitCounts:
@@ -78,7 +72,12 @@ class SequenceCalibration:
 
     def rate(self, log_prob: float) -> float:
         """Return the probability that a node with this raw estimate hits, given its parent did."""
-        return self._counts.rate(bin_of(log_prob), self._pool.rate(log_prob), SEQUENCE_PRIOR_TRIALS)
+        # Asked for every node of every tree: HitCounts.rate twice, without its calls.
+        index, own, pool = bisect_right(_LOG_EDGES, log_prob), self._counts, self._pool.counts
+        hits = pool.hits[index] + math.exp(log_prob) * POOL_PRIOR_TRIALS
+        prior = hits / (pool.trials[index] + POOL_PRIOR_TRIALS)
+        prior_hits = prior * SEQUENCE_PRIOR_TRIALS
+        return (own.hits[index] + prior_hits) / (own.trials[index] + SEQUENCE_PRIOR_TRIALS)
 
     def record(self, observations: Iterable[Observation]) -> None:
         """Learn from committed tokens."""

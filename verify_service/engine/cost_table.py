@@ -9,13 +9,23 @@ are clamped.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 MIN_WEIGHT = 0.08
 """Weight of one step in the mean once enough are known; the first ones average evenly."""
 CLAMP = 1.5
 """One step moves the mean as if it had taken at most this many times the mean."""
 
-CONTEXT_BUCKET_EDGES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+EXPLORED_ROWS = 8
+"""A step may have this many rows more than any seen, or a quarter, at the cost expected of them."""
+
+CONTEXT_BUCKET_EDGES = tuple(256 * 2**doubling for doubling in range(13))
+"""256 tokens to a million: all sequences of a step together."""
+
+Curve = NDArray[np.float64]
 
 
 class CostTable:
@@ -23,16 +33,18 @@ class CostTable:
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
-        self._means: list[dict[int, float]] = [{} for _ in range(len(CONTEXT_BUCKET_EDGES) + 1)]
+        self._means: dict[int, dict[int, float]] = {}
+        """By context bucket and rows."""
         self._counts: dict[tuple[int, int], int] = {}
-        self._curves: dict[int, list[float]] = {}
+        self._points: dict[int, _Points] = {}
+        self._curves: dict[int, Curve] = {}
 
     def record(self, num_rows: int, context_tokens: int, seconds: float) -> None:
         """Learn from one step without prefill; steps too short for the clock tell nothing."""
-        if seconds <= 0:
+        if seconds <= 0 or num_rows > self.max_rows:
             return
         bucket = _bucket(context_tokens)
-        means = self._means[bucket]
+        means = self._means.setdefault(bucket, {})
         count = self._counts[bucket, num_rows] = self._counts.get((bucket, num_rows), 0) + 1
         known = means.get(num_rows)
         if known is None:
@@ -40,16 +52,17 @@ class CostTable:
         else:
             clamped = min(seconds, known * CLAMP)
             means[num_rows] = known + max(MIN_WEIGHT, 1 / count) * (clamped - known)
+        self._points.pop(bucket, None)
         self._curves.clear()  # Other buckets may have borrowed from this one.
 
     def forget(self) -> None:
         """Start afresh, as after a warm-up."""
-        for means in self._means:
-            means.clear()
+        self._means.clear()
         self._counts.clear()
+        self._points.clear()
         self._curves.clear()
 
-    def curve(self, context_tokens: int) -> list[float]:
+    def curve(self, context_tokens: int) -> Curve:
         """Return the cost of 0, 1, ... ``max_rows`` rows, never falling; index 0 equals index 1."""
         bucket = _bucket(context_tokens)
         curve = self._curves.get(bucket)
@@ -60,52 +73,70 @@ class CostTable:
 
     def seconds(self, num_rows: int, context_tokens: int) -> float:
         """Return the expected cost of a step."""
-        return self.curve(context_tokens)[min(num_rows, self.max_rows)]
+        return float(self.curve(context_tokens)[min(num_rows, self.max_rows)])
 
-    def _seeded(self, bucket: int) -> dict[int, float]:
-        # A bucket that has seen little borrows its neighbour's shape, scaled by what they share.
-        own = self._means[bucket]
-        others = sorted(
-            (abs(index - bucket), index)
-            for index, means in enumerate(self._means)
-            if means and index != bucket
-        )
-        for _, index in others:
-            neighbour = self._means[index]
-            shared = own.keys() & neighbour.keys()
-            if own and not shared:
-                continue
-            scale = (
-                sum(own[rows] for rows in shared) / sum(neighbour[rows] for rows in shared)
-                if shared
-                else 1.0
-            )
-            return {rows: mean * scale for rows, mean in neighbour.items()} | own
-        return own
+    def _seeded(self, bucket: int) -> _Points | None:
+        # What a bucket has not seen it borrows from its neighbours, the nearest first.
+        points = self._points_of(bucket) if bucket in self._means else None
+        for other in sorted(self._means, key=lambda index: (abs(index - bucket), index)):
+            if points is None:
+                points = self._points_of(other)
+            elif other != bucket:
+                points = points.with_gaps_filled(self._points_of(other))
+        return points
+
+    def _points_of(self, bucket: int) -> _Points:
+        points = self._points.get(bucket)
+        if points is None:
+            rows = np.array(sorted(self._means[bucket]), np.int64)
+            seconds = np.array([self._means[bucket][row] for row in rows.tolist()])
+            points = self._points[bucket] = _Points(rows, seconds)
+        return points
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """What some row counts cost."""
+
+    rows: NDArray[np.int64]  # [num_points], ascending
+    seconds: Curve  # [num_points]
+
+    def with_gaps_filled(self, other: _Points) -> _Points:
+        """Return these points and those of another context, scaled to them, where there is none."""
+        covered = (self.rows >= other.rows[0]) & (self.rows <= other.rows[-1])
+        scale = 1.0
+        if covered.any():
+            there = np.interp(self.rows[covered], other.rows, other.seconds)
+            scale = self.seconds[covered].sum() / there.sum()
+        is_new = ~np.isin(other.rows, self.rows, assume_unique=True)
+        rows = np.concatenate((self.rows, other.rows[is_new]))
+        seconds = np.concatenate((self.seconds, other.seconds[is_new] * scale))
+        order = np.argsort(rows)
+        return _Points(rows[order], seconds[order])
 
 
 def _bucket(context_tokens: int) -> int:
     return bisect_left(CONTEXT_BUCKET_EDGES, context_tokens)
 
 
-def _interpolate(means: dict[int, float], max_rows: int) -> list[float]:
-    if not means:
-        return [1.0 + 0.05 * max(rows, 1) for rows in range(max_rows + 1)]
-    known = sorted(means)
-    curve = [0.0] * (max_rows + 1)
-    for rows in range(1, max_rows + 1):
-        at = bisect_left(known, rows)
-        if at < len(known) and known[at] == rows:
-            curve[rows] = means[rows]
-        elif at == 0:
-            curve[rows] = means[known[0]]
-        elif at == len(known):
-            # Beyond what was seen: as if every further row cost its full share.
-            curve[rows] = means[known[-1]] * rows / known[-1]
-        else:
-            low, high = known[at - 1], known[at]
-            share = (rows - low) / (high - low)
-            curve[rows] = means[low] + share * (means[high] - means[low])
-        curve[rows] = max(curve[rows], curve[rows - 1])
-    curve[0] = curve[1]
+def _interpolate(points: _Points | None, max_rows: int) -> Curve:
+    rows = np.arange(max_rows + 1, dtype=np.float64)
+    if points is None:
+        return 1.0 + 0.05 * np.maximum(rows, 1.0)
+    curve = np.interp(rows, points.rows, points.seconds)
+    curve[0] = curve[min(1, max_rows)]
+    curve = np.maximum.accumulate(curve)
+    _extrapolate(curve, rows, int(points.rows[0]), int(points.rows[-1]))
     return curve
+
+
+def _extrapolate(curve: Curve, rows: Curve, first: int, last: int) -> None:
+    # A little beyond what was seen the curve goes on as before: whoever tries it, learns the truth.
+    # Further on every row costs its full share, so that a step too far is a small one.
+    start = max(last // 2, first)
+    if start < last:
+        slope = (curve[last] - curve[start]) / (last - start)
+        reach = min(last + max(EXPLORED_ROWS, last // 4), len(curve) - 1)
+        curve[last : reach + 1] = curve[last] + slope * (rows[last : reach + 1] - last)
+        last = reach
+    curve[last:] = curve[last] * (rows[last:] / max(last, 1))

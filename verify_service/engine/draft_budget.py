@@ -11,6 +11,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from paceline.tree import TokenTree
 from verify_service.engine.draft_trie import DraftTrie, TrieNode
@@ -18,9 +22,13 @@ from verify_service.engine.draft_trie import DraftTrie, TrieNode
 MIN_SURVIVAL = 0.01
 """Nodes less likely than this are never worth the look."""
 
+_LEVELS = 256
+"""Survivals are counted in this many levels to see which of them need sorting."""
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+EMPTY = TokenTree()
+
+
+class Candidate(NamedTuple):
     """A trie node with its survival; ``parent`` indexes the same list, -1 being the root."""
 
     node: TrieNode
@@ -30,13 +38,22 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """How many of its best nodes each sequence verifies."""
+
+    counts: NDArray[np.int64]  # [num_sequences]
+    expected_tokens: float
+    expected_gain: float
+    """Expected tokens per second with these nodes, divided by without."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The outcome of a budget decision."""
 
     trees: tuple[TokenTree, ...]  # [num_sequences]
     expected_tokens: float
     expected_gain: float
-    """Expected tokens per second with these trees, divided by without."""
 
 
 def candidates(
@@ -46,73 +63,118 @@ def candidates(
     found: list[Candidate] = []
     heap: list[tuple[float, int, int, int, TrieNode]] = []
     order = 0
-
-    def offer(parent: TrieNode, index: int, depth: int, survival: float) -> None:
-        nonlocal order
-        for child in parent.children.values():
+    node, index, depth, survival = trie.root, -1, 0, 1.0
+    while len(found) < max_nodes:
+        for child in node.children.values() if depth < max_depth else ():
             share = survival * rate(child.log_prob)
             if share >= MIN_SURVIVAL:
-                heapq.heappush(heap, (-share, order, index, depth, child))
+                heapq.heappush(heap, (-share, order, index, depth + 1, child))
                 order += 1
-
-    if max_depth > 0:
-        offer(trie.root, -1, 1, 1.0)
-    while heap and len(found) < max_nodes:
+        if not heap:
+            break
         negative, _, parent, depth, node = heapq.heappop(heap)
-        found.append(Candidate(node, parent, depth, -negative))
-        if depth < max_depth:
-            offer(node, len(found) - 1, depth + 1, -negative)
+        index, survival = len(found), -negative
+        found.append(Candidate(node, parent, depth, survival))
     return found
 
 
-def plan(
-    offers: Sequence[Sequence[Candidate]], curve: Sequence[float], num_fixed_rows: int
-) -> Plan:
+def cut(
+    survivals: NDArray[np.float64],
+    ends: NDArray[np.int64],
+    curve: NDArray[np.float64],
+    num_fixed_rows: int,
+    num_prefill_rows: int = 0,
+) -> Cut:
     """
-    Cut all offers where expected goodput peaks.
+    Cut all offers where expected goodput peaks; of equals, the first sequence's nodes go first.
 
-    ``curve[rows]`` is the cost of a step; ``num_fixed_rows`` rows (roots) run anyway.
+    ``survivals`` are those of all offers, one after the other, each best first; an offer stops
+    before its entry of ``ends``. ``curve[rows]`` is the cost of a step; ``num_fixed_rows`` rows
+    (roots) run anyway.
+
+    Rows of prefill make a step dear and its nodes look cheap, but that work has to be done whatever
+    is drafted: beside it a node has to earn its row at the goodput that a step without it has.
     """
-    ranked = sorted(
-        (
-            (-candidate.survival, sequence, index)
-            for sequence, offer in enumerate(offers)
-            for index, candidate in enumerate(offer)
-        ),
+    num_roots = max(len(ends), 1)
+    costs = curve[num_fixed_rows : num_fixed_rows + survivals.size + 1]
+    if costs.size <= 1:
+        return Cut(np.zeros(len(ends), np.int64), num_roots, 1.0)
+    places = np.flatnonzero(survivals >= _hopeless_below(survivals, costs, num_roots))
+    promising = survivals[places]
+    ranked = np.sort(promising)[::-1][: costs.size - 1]
+    expected = np.cumsum(np.concatenate(((num_roots,), ranked)))
+    goodput = expected / costs[: expected.size]
+    count = int(goodput.argmax())
+    if num_prefill_rows:
+        dearer = curve[num_fixed_rows + num_prefill_rows :][: expected.size]
+        worth = expected[: dearer.size] - goodput[count] * dearer
+        count = int(worth.argmax()) if worth.size else 0
+    kept = places[_first_best(promising, ranked, count)]
+    return Cut(
+        np.diff(np.searchsorted(kept, ends), prepend=0),
+        float(expected[count]),
+        float(goodput[count] / goodput[0]),
     )
-    num_roots = max(len(offers), 1)
-    plain = num_roots / curve[min(num_fixed_rows, len(curve) - 1)]
-    best_goodput, best_count = plain, 0
-    expected, best_expected = float(num_roots), float(num_roots)
-    for count, (negative, _, _) in enumerate(ranked, start=1):
-        rows = num_fixed_rows + count
-        if rows >= len(curve):
-            break
-        expected -= negative
-        goodput = expected / curve[rows]
-        if goodput > best_goodput:
-            best_goodput, best_count, best_expected = goodput, count, expected
-    kept: list[set[int]] = [set() for _ in offers]
-    for _, sequence, index in ranked[:best_count]:
-        kept[sequence].add(index)
-    trees = tuple(tree_of(offer, keep) for offer, keep in zip(offers, kept, strict=True))
-    return Plan(trees, best_expected, best_goodput / plain)
 
 
-def tree_of(offer: Sequence[Candidate], keep: set[int]) -> TokenTree:
-    """Return the kept nodes as a tree, the likeliest path numbered first."""
+def _hopeless_below(
+    survivals: NDArray[np.float64], costs: NDArray[np.float64], num_roots: int
+) -> float:
+    """Return a survival below which no cut can be the best: all but few need no sorting."""
+    levels = (survivals * _LEVELS).astype(np.int64)
+    sizes = np.bincount(levels, minlength=_LEVELS + 1)[::-1]
+    sums = np.bincount(levels, survivals, minlength=_LEVELS + 1)[::-1]
+    ends = np.cumsum(sizes)
+    expected = num_roots + np.cumsum(sums)
+    last = costs.size - 1
+    # A cut within a level brings at most all of it and costs at least its first node.
+    most = expected / costs[np.minimum(ends - sizes + 1, last)]
+    reached = ends <= last
+    least = (expected[reached] / costs[ends[reached]]).max(initial=num_roots / costs[0])
+    hopeful = np.flatnonzero((sizes > 0) & (most >= least * (1 - 1e-9)))
+    return (_LEVELS - int(hopeful[-1])) / _LEVELS if hopeful.size else np.inf
+
+
+def _first_best(
+    survivals: NDArray[np.float64], ranked: NDArray[np.float64], count: int
+) -> NDArray[np.int64]:
+    """Return the places of the ``count`` largest values, the first of equals, ascending."""
+    if count == 0:
+        return np.empty(0, np.int64)
+    places = np.flatnonzero(survivals >= ranked[count - 1])
+    if places.size > count:
+        equals = np.flatnonzero(survivals[places] == ranked[count - 1])
+        places = np.delete(places, equals[count - places.size :])
+    return places
+
+
+def plan(offers: Sequence[Sequence[Candidate]], curve: ArrayLike, num_fixed_rows: int) -> Plan:
+    """Return each offer's part of the ``cut`` as a tree."""
+    survivals = np.array([candidate.survival for offer in offers for candidate in offer])
+    ends = np.cumsum([len(offer) for offer in offers], dtype=np.int64)
+    made = cut(survivals, ends, np.asarray(curve, np.float64), num_fixed_rows)
+    trees = tuple(
+        tree_of(offer[:count]) for offer, count in zip(offers, made.counts.tolist(), strict=True)
+    )
+    return Plan(trees, made.expected_tokens, made.expected_gain)
+
+
+def tree_of(kept: Sequence[Candidate]) -> TokenTree:
+    """Return candidates as a tree, the likeliest path numbered first."""
+    if not kept:
+        return EMPTY
     children: dict[int, list[int]] = {}
-    for index in sorted(keep):
-        children.setdefault(offer[index].parent, []).append(index)
+    for index, candidate in enumerate(kept):
+        children.setdefault(candidate.parent, []).append(index)
     token_ids: list[int] = []
     parents: list[int] = []
     log_probs: list[float] = []
     stack = [(index, 0) for index in reversed(children.get(-1, ()))]
     while stack:
         index, parent = stack.pop()
-        token_ids.append(offer[index].node.token_id)
+        token_ids.append(kept[index].node.token_id)
         parents.append(parent)
-        log_probs.append(min(offer[index].node.log_prob, 0.0))
+        log_probs.append(min(kept[index].node.log_prob, 0.0))
         number = len(token_ids)
         stack.extend((child, number) for child in reversed(children.get(index, ())))
     return TokenTree(tuple(token_ids), tuple(parents), tuple(log_probs))

@@ -82,9 +82,8 @@ class DraftPools:
         sequence.trie.clear()
 
     def set_cause(self, name: str, cause: Fallback | None) -> None:
-        """Mark a pool as usable (None) or not; sessions there are gone either way."""
-        if name in self.pools:
-            self.pools[name].cause = cause
+        """Mark a pool, new ones too, as usable (None) or not; sessions there are gone either way."""
+        self.pools.setdefault(name, Pool(name)).cause = cause
 
     def take_events(self) -> tuple[SessionEvent, ...]:
         """Return, and forget, what links have to send."""

@@ -7,14 +7,16 @@ Nodes take only KV blocks that nobody waits for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
+
+import numpy as np
 
 from paceline.tree import TokenTree
 from verify_service.engine.block_manager import BlockManager
 from verify_service.engine.constraint import Constraint
 from verify_service.engine.cost_table import CostTable
-from verify_service.engine.draft_budget import Candidate, candidates, plan, tree_of
+from verify_service.engine.draft_budget import EMPTY, Candidate, candidates, cut, tree_of
 from verify_service.engine.draft_trie import MergeOutcome
 from verify_service.engine.goodput import worthwhile_wait
 from verify_service.engine.scheduler import Turn
@@ -22,6 +24,10 @@ from verify_service.engine.sequence import Sequence
 from verify_service.engine.steps import SequenceStep, TreeFact
 
 EMA_WEIGHT = 0.15
+
+OFFER_GROWTH, OFFER_MARGIN = 2, 6
+"""A sequence's likeliest nodes are looked for up to this many times those that it got last time,
+and some more: looking for nodes that nobody can pay takes longest when there is least time."""
 
 
 class BudgetMode(Enum):
@@ -73,24 +79,30 @@ def select(
 ) -> list[Selected]:
     """Return every turn with its tree; sequences without drafts get the empty tree."""
     offers = [_offer(turn, limits_of, context_length) for turn in turns]
-    num_rows = sum(turn.num_rows for turn in turns)
-    trees = [TokenTree()] * len(turns)
-    if any(offers):
-        modes = [limits_of(turn.sequence)[0] for turn in turns]
-        context = sum(turn.sequence.num_stored for turn in turns)
-        adaptive = [
-            offer if _is_budgeted(turn, mode) else []
-            for offer, turn, mode in zip(offers, turns, modes, strict=True)
-        ]
-        planned = plan(adaptive, costs.curve(context), num_rows).trees
-        trees = [
-            tree if _is_budgeted(turn, mode) else tree_of(offer, set(range(len(offer))))
-            for tree, offer, turn, mode in zip(planned, offers, turns, modes, strict=True)
-        ]
-    return [
-        Selected(turn, _fit(turn.sequence, tree, blocks))
-        for turn, tree in zip(turns, trees, strict=True)
+    if not any(offers):
+        return [Selected(turn, EMPTY) for turn in turns]
+    budgeted = [
+        offer if _is_budgeted(turn, limits_of) else []
+        for offer, turn in zip(offers, turns, strict=True)
     ]
+    counts = _counts(budgeted, turns, costs)
+    for offer, turn, count in zip(budgeted, turns, counts, strict=True):
+        if offer:
+            turn.sequence.num_granted = count
+    return [
+        Selected(turn, _fit(turn.sequence, tree_of(offer[:count] if own else offer), blocks))
+        for turn, offer, own, count in zip(turns, offers, budgeted, counts, strict=True)
+    ]
+
+
+def _counts(offers: list[list[Candidate]], turns: list[Turn], costs: CostTable) -> list[int]:
+    survivals = np.array([candidate.survival for offer in offers for candidate in offer])
+    sizes = [len(offer) for offer, turn in zip(offers, turns, strict=True) if turn.is_decode]
+    num_prefill_rows = sum(turn.num_rows for turn in turns if not turn.is_decode)
+    context = sum(turn.sequence.num_stored for turn in turns)
+    made = cut(survivals, np.cumsum(sizes), costs.curve(context), len(sizes), num_prefill_rows)
+    counts = iter(made.counts.tolist())
+    return [next(counts) if turn.is_decode else 0 for turn in turns]
 
 
 def learn(sequence: Sequence, step: SequenceStep) -> None:
@@ -138,7 +150,8 @@ def draft_wait_seconds(running: Iterable[Sequence], costs: CostTable, max_second
     )
 
 
-def _is_budgeted(turn: Turn, mode: BudgetMode) -> bool:
+def _is_budgeted(turn: Turn, limits_of: LimitsOf) -> bool:
+    mode, _ = limits_of(turn.sequence)
     return mode is BudgetMode.ADAPTIVE and not turn.sequence.request.lockstep
 
 
@@ -148,6 +161,8 @@ def _offer(turn: Turn, limits_of: LimitsOf, context_length: int) -> list[Candida
     if not turn.is_decode or is_first or sequence.trie.num_nodes == 0:
         return []
     mode, max_nodes = limits_of(sequence)
+    if _is_budgeted(turn, limits_of):
+        max_nodes = min(max_nodes, OFFER_GROWTH * sequence.num_granted + OFFER_MARGIN)
     calibration = sequence.calibration
     trusting = calibration is None or mode is BudgetMode.FIXED
     rate = _certain if trusting or calibration is None else calibration.rate
@@ -173,7 +188,7 @@ def _allowed(found: list[Candidate], constraint: Constraint) -> list[Candidate]:
         if constraint.num_allowed(path) == len(path):
             place[index] = len(kept)
             paths[index] = path
-            kept.append(replace(candidate, parent=place[candidate.parent]))
+            kept.append(candidate._replace(parent=place[candidate.parent]))
     return kept
 
 

@@ -47,6 +47,11 @@ class EngineThread:
         """What is fixed about the model."""
         return self._engine.info
 
+    def calibration_errors(self) -> dict[str, float]:
+        """Return how far each pool's estimates were off; may be called from any thread."""
+        pools = list(self._engine.pools.pools.values())
+        return {pool.name: pool.calibration.squared_error for pool in pools}
+
     @property
     def capabilities(self) -> EngineCapabilities:
         """What the engine can do with its target."""

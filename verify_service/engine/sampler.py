@@ -23,6 +23,10 @@ _NUCLEUS_HEAD = 1024
 """The nucleus is looked for among this many best tokens before everything is sorted."""
 
 
+_NARROW = 4096
+"""Rows up to this wide cost less than a call for each; they are searched all at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One chosen token."""
@@ -47,6 +51,35 @@ def choose(logits: torch.Tensor, sequence: Sequence, path: SequenceOf[int]) -> C
     if request.num_logprobs is None:
         return Choice(token_id)
     return Choice(token_id, _logprobs(logits, token_id, request.num_logprobs))
+
+
+def best_choices(logits: torch.Tensor) -> list[Choice | None] | None:
+    """
+    Return what ``choose`` would for each row of a sequence that ``takes_best``.
+
+    None at all for wide rows: looking at those of the walks alone costs less.
+    """
+    if logits.shape[0] == 0 or logits.shape[1] > _NARROW:
+        return None
+    best = logits.argmax(dim=1)
+    is_usable = torch.isfinite(logits.gather(1, best[:, None])).flatten()
+    return [
+        Choice(token_id) if usable else None
+        for token_id, usable in zip(best.tolist(), is_usable.tolist(), strict=True)
+    ]
+
+
+def takes_best(sequence: Sequence) -> bool:
+    """Return whether a sequence's choices are the largest logits as they are, and no more."""
+    request = sequence.request
+    params, limits = request.sampling, request.limits
+    changes_logits = (
+        params.has_penalties
+        or bool(params.logit_bias)
+        or request.constraint is not None
+        or (limits.min_tokens > 0 and bool(limits.stop_token_ids))
+    )
+    return params.is_greedy and request.num_logprobs is None and not changes_logits
 
 
 def pick(scores: torch.Tensor, params: SamplingParams, position: int) -> int | None:

@@ -7,6 +7,7 @@ prefill and to new ones, by rank. So a long prompt delays running streams by one
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,6 +46,7 @@ class Scheduler:
         self.blocks = blocks
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        """Both by rank."""
 
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate over all sequences."""
@@ -52,8 +54,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        self.waiting.append(sequence)
-        self.waiting.sort(key=Sequence.rank)
+        insort(self.waiting, sequence, key=Sequence.rank)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and free its blocks."""
@@ -65,7 +66,7 @@ class Scheduler:
         """Return who runs now; each has the blocks for its committed rows."""
         turns = self._decodes()
         budget = self.limits.max_prefill_rows
-        for sequence in sorted(self.running, key=Sequence.rank):
+        for sequence in list(self.running):
             if sequence.phase is Phase.RUNNING and not sequence.is_decoding and budget > 0:
                 num_rows = min(_prefill_rows(sequence), budget)
                 if num_rows > 0 and self._make_room(sequence, sequence.num_stored + num_rows):
@@ -77,7 +78,7 @@ class Scheduler:
 
     def _decodes(self) -> list[Turn]:
         turns: list[Turn] = []
-        for sequence in sorted(self.running, key=Sequence.rank):
+        for sequence in list(self.running):
             if sequence.phase is not Phase.RUNNING or not sequence.is_decoding:
                 continue
             if sequence.request.lockstep and sequence.pending_verdicts == 0:
@@ -114,13 +115,13 @@ class Scheduler:
             sequence.num_cached_prompt_tokens = min(sequence.num_stored, sequence.prompt_len)
         sequence.phase = Phase.RUNNING
         self.waiting.remove(sequence)
-        self.running.append(sequence)
+        insort(self.running, sequence, key=Sequence.rank)
         return True
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Grow a block table, preempting the lowest ranks; False: it was itself preempted."""
         while not self.blocks.can_grow(sequence.block_table, num_tokens):
-            victim = max(self.running, key=Sequence.rank)
+            victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False

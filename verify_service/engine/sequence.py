@@ -82,6 +82,8 @@ class Sequence:
         self.arrival_rate = 0.5
         """Share of commits that were answered with a tree before the next step."""
         self.accepted_ema = 0.5
+        self.num_granted = max_trie_nodes
+        """Nodes that the budget gave it in the last step in which it had any to offer."""
 
     @property
     def sequence_id(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -10,9 +11,12 @@ import torch
 from paceline.errors import EngineFailed, Mismatch, PacelineError
 from verify_service.engine.acceptance import Verdict, walk
 from verify_service.engine.draft_selection import Selected
-from verify_service.engine.sampler import Choice, choose
+from verify_service.engine.sampler import Choice, best_choices, choose, takes_best
 from verify_service.engine.sequence import Sequence
 from verify_service.targets.target import CONTEXT, FlatBatch, RowSpan, TargetInfo, TargetModel
+
+ChoiceAt = Callable[[int, SequenceOf[int]], Choice | None]
+"""From a node and the path to it to the target's choice after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +69,36 @@ def verify(
     with torch.inference_mode():
         logits = target.forward(FlatBatch(tuple(_span(each) for each in selected)))
         logits = logits[:, : info.num_token_ids]
+        best = best_choices(logits)
         verifications: list[Verification] = []
         start = 0
         for each in selected:
-            num_logits = 1 + each.tree.num_nodes if _emits(each) else 0
-            rows = logits[start : start + num_logits]
-            verifications.append(_walk(each, rows, info.context_length))
-            start += num_logits
+            if not _emits(each):
+                verifications.append(Verification(each, None))
+                continue
+            sequence = each.turn.sequence
+            if best is not None and takes_best(sequence):
+                choice_at = _looked_up(best, start)
+            else:
+                choice_at = _sampled(logits[start:], sequence)
+            verifications.append(_walk(each, choice_at, info.context_length))
+            start += 1 + each.tree.num_nodes
     return verifications
 
 
-def _walk(selected: Selected, logits: torch.Tensor, context_length: int) -> Verification:
+def _sampled(logits: torch.Tensor, sequence: Sequence) -> ChoiceAt:
+    return lambda node, path: choose(logits[node], sequence, path)
+
+
+def _looked_up(best: list[Choice | None], start: int) -> ChoiceAt:
+    return lambda node, path: best[start + node]
+
+
+def _walk(selected: Selected, choice_at: ChoiceAt, context_length: int) -> Verification:
     sequence = selected.turn.sequence
-    if not _emits(selected):
-        return Verification(selected, None)
     verdict = walk(
         selected.tree,
-        lambda node, path: choose(logits[node], sequence, path),
+        choice_at,
         lambda choice: choice.token_id,
         sequence.max_new_tokens(context_length),
     )

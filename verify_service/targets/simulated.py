@@ -83,7 +83,7 @@ class TokenStream:
         value = (value ^ (value >> np.uint64(30))) * np.uint64(MIX1)
         value = (value ^ (value >> np.uint64(27))) * np.uint64(MIX2)
         value ^= value >> np.uint64(31)
-        return (value % np.uint64(self.vocab_size)).astype(np.int64)
+        return np.asarray(value % np.uint64(self.vocab_size), dtype=np.int64)
 
 
 class SimulatedTarget:

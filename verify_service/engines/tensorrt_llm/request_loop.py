@@ -95,6 +95,7 @@ class RequestLoop:
         """End every sequence without a word."""
         for run in list(self._runs.values()):
             self._forget(run)
+        log.info("draft_counts", **self.worker.counts)
         await self.worker.aclose()
 
     def apply(self, command: Command) -> None:
@@ -289,10 +290,19 @@ class RequestLoop:
         return Load(
             num_running=len(self._running),
             num_waiting=len(self._waiting),
+            kv_utilization=self._kv_utilization(),
             step_seconds=self._step_seconds,
             num_rows=rows,
             estimated_gain=max(self._gain.gain, 1.0),
         )
+
+    def _kv_utilization(self) -> float:
+        # An estimate: the package tells of its blocks only in statistics that slow it down.
+        limits = self._limits
+        capacity = limits.max_kv_tokens or limits.max_running * limits.context_length
+        per_step = 1 + limits.max_draft_tokens
+        held = sum(len(self._runs[each].sequence.token_ids) + per_step for each in self._running)
+        return min(held / capacity, 1.0)
 
     def _finish(self, run: SequenceRun, reason: FinishReason) -> None:
         if run.sequence_id in self._runs:

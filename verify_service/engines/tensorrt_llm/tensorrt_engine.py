@@ -12,7 +12,7 @@ from collections import deque
 
 import structlog
 
-from paceline.errors import Overloaded
+from paceline.errors import EngineFailed, Overloaded
 from verify_service.engine.steps import Command, Submit, TreeFact
 from verify_service.engine_backend import EngineCapabilities, OnOutput
 from verify_service.engines.tensorrt_llm import admission
@@ -74,12 +74,13 @@ class TensorRtEngine:
         )
 
     def start(self, on_output: OnOutput) -> None:
-        """Start the loop; returns once it takes commands."""
+        """Start the loop and return once it takes commands; raises ``EngineFailed`` if never."""
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._run(on_output)), name="tensorrt-llm", daemon=True
         )
         self._thread.start()
-        self._ready.wait(START_SECONDS)
+        if not self._ready.wait(START_SECONDS):
+            raise EngineFailed("the loop around TensorRT-LLM did not start")
 
     def send(self, command: Command) -> None:
         """Hand over a command; raises ``InvalidRequest`` and ``Overloaded``."""

@@ -1,0 +1,100 @@
+"""The drafting policy as ``paceline doctor --policy`` shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.access import Access
+from paceline.cli.address import bindable_address
+from paceline.cli.checks import Finding, Level
+from paceline.cli.doctor import examined
+from paceline.cli.main import main
+from paceline.v1 import generation_service_pb2 as messages
+from tests.doubles.certificates import Authority
+from tests.doubles.credentials import write_keys
+from tests.doubles.model_folders import write_model_folder
+from tests.doubles.running_gateway import running_gateway
+from tests.doubles.scripted_verifier import ScriptedVerifier, serving
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_the_policy_is_told_per_verifier_and_pool_with_its_counts(tmp_path: Path) -> None:
+    admin = bindable_address("127.0.0.1:0", "--admin-listen")
+    folder = write_model_folder(tmp_path)
+    async with (
+        serving(ScriptedVerifier()) as address,
+        running_gateway(folder, address, admin_listen=admin) as running,
+    ):
+        off = messages.DraftingOptions(mode=messages.DRAFTING_MODE_OFF)
+        await running.generate(messages.GenerateRequest(text="a", drafting=off))
+        await running.generate(messages.GenerateRequest(text="a"))
+        running.gateway.generator.counters.increment("draft_fallbacks", "LOAD", by=3)
+        findings = await examined([("policy", admin)])
+
+    told = [finding.cause for finding in findings]
+    assert {finding.level for finding in findings} == {Level.FINE}
+    assert f"{address} pool ngram drafts" in told
+    assert any("draft fallbacks so far" in cause and "LOAD 3" in cause for cause in told)
+
+
+async def test_an_address_that_is_no_admin_port_is_wrong_and_says_what_to_do() -> None:
+    nobody = bindable_address("127.0.0.1:0", "--policy")
+
+    (finding,) = await examined([("policy", nobody)])
+
+    assert finding.level is Level.WRONG
+    assert "--admin-listen" in finding.fix
+
+
+async def test_doctor_and_generate_show_key_and_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = Authority(tmp_path)
+    server, client = authority.identity("gateway"), authority.identity("client")
+    keys = write_keys(tmp_path / "keys.yaml", {"pk-cli": {"id": "cli", "tenant": "t"}})
+    key_file = tmp_path / "key"
+    _write(key_file, "pk-cli\n")
+    flags = ["--ca", str(authority.ca), "--certificate", str(client.certificate)]
+    flags += ["--private-key", str(client.private_key)]
+    async with (
+        serving(ScriptedVerifier()) as address,
+        running_gateway(
+            write_model_folder(tmp_path / "model"),
+            address,
+            api_keys=keys,
+            tls_certificate=server.certificate,
+            tls_private_key=server.private_key,
+            tls_client_ca=authority.ca,
+        ) as running,
+    ):
+        here = running.gateway.address
+        doctor = ["doctor", "--gateway", here, *flags]
+        with_file = [*doctor, "--api-key-file", str(key_file)]
+        generate = ["generate", "--address", here, "hi", "--max-tokens", "2", *flags]
+        assert await asyncio.to_thread(main, with_file) == 0
+        assert await asyncio.to_thread(main, doctor) == 1
+        monkeypatch.setenv("PACELINE_API_KEY", "pk-cli")
+        assert await asyncio.to_thread(main, generate) == 0
+        assert await asyncio.to_thread(main, doctor) == 0
+
+    assert "pk-cli" not in "".join(capsys.readouterr())
+
+
+async def test_flags_without_effect_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """B094."""
+    assert main(["doctor", "--certificate", "c", "--private-key", "k"]) == 2
+    assert "--ca" in capsys.readouterr().err
+
+
+async def test_without_access_everything_stays_plain() -> None:
+    findings: list[Finding] = await examined([("gateway", "127.0.0.1:1")], Access())
+
+    assert findings[0].level is Level.WRONG
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)

@@ -1,0 +1,171 @@
+"""The thread that turns the crank: nobody waits for ever, whatever fails on it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from paceline.errors import EngineFailed, Overloaded
+from paceline.tree import TokenTree
+from tests.doubles.small_engine import MARKOV, VOCAB, ids, request, run, small_engine
+from verify_service.engine import engine_thread
+from verify_service.engine.engine_thread import EngineThread
+from verify_service.engine.step_engine import StepEngine
+from verify_service.engine.steps import (
+    CancelSequence,
+    Command,
+    SequenceFailure,
+    StepOutput,
+    Submit,
+    TreeFact,
+)
+from verify_service.targets.table import TableTarget
+
+
+class Outputs:
+    """Everything that the thread told, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.thread: EngineThread | None = None
+        self.token_ids: dict[int, list[int]] = {}
+        self.ended: dict[int, SequenceFailure | None] = {}
+        self._changed = threading.Condition()
+
+    def take(self, output: StepOutput) -> None:
+        """Take one output, as the service does."""
+        if self.thread is not None:
+            self.thread.output_read()
+        with self._changed:
+            for step in output.steps:
+                self.token_ids.setdefault(step.sequence_id, []).extend(step.token_ids)
+                if step.finish_reason is not None:
+                    self.ended[step.sequence_id] = None
+            for failure in output.failures:
+                self.ended[failure.sequence_id] = failure
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool], timeout_seconds: float = 2.0) -> None:
+        """Wait until a condition holds."""
+        with self._changed:
+            assert self._changed.wait_for(condition, timeout_seconds)
+
+
+class BrokenEngine(StepEngine):
+    """Fails where a fault of ours would: at a cancel, or when it checks itself."""
+
+    fails_on_cancel = False
+    fails_when_idle = False
+
+    def apply(self, command: Command) -> None:
+        """Apply, unless told to fail."""
+        if self.fails_on_cancel and isinstance(command, CancelSequence):
+            self.fails_on_cancel = False
+            raise KeyError("a fault of ours")
+        super().apply(command)
+
+    def check_integrity(self) -> None:
+        """Check, unless told to fail."""
+        if self.fails_when_idle:
+            self.fails_when_idle = False
+            raise EngineFailed("a block is missing")
+        super().check_integrity()
+
+
+def _broken_engine() -> BrokenEngine:
+    config = small_engine().config
+    return BrokenEngine(TableTarget(MARKOV, vocab_size=VOCAB, context_length=128), config)
+
+
+@contextmanager
+def _running(engine: StepEngine) -> Iterator[tuple[EngineThread, Outputs]]:
+    outputs = Outputs()
+    thread = outputs.thread = EngineThread(engine)
+    thread.start(outputs.take)
+    try:
+        yield thread, outputs
+    finally:
+        thread.stop()
+
+
+def test_commands_go_in_and_outputs_come_out() -> None:
+    expected = ids(run([request(i) for i in (1, 2)], small_engine()))
+    with _running(small_engine()) as (thread, outputs):
+        for i in (1, 2):
+            thread.send(Submit(request(i)))
+        outputs.wait(lambda: outputs.ended.keys() == {1, 2})
+
+    assert outputs.token_ids == expected
+
+
+def test_fault_in_a_command_ends_those_who_run_and_the_thread_goes_on() -> None:
+    """B072: an exception on the engine's thread reaches every waiting client within 2 seconds."""
+    engine = _broken_engine()
+    engine.fails_on_cancel = True
+    with _running(engine) as (thread, outputs):
+        thread.send(Submit(request(1, lockstep=True)))
+        thread.send(CancelSequence(1))
+        outputs.wait(lambda: 1 in outputs.ended)
+        thread.send(Submit(request(2)))
+        outputs.wait(lambda: 2 in outputs.ended)
+
+    failure = outputs.ended[1]
+    assert failure is not None
+    assert isinstance(failure.error, EngineFailed)
+    assert outputs.ended[2] is None
+
+
+def test_fault_found_while_idle_does_not_end_the_thread() -> None:
+    engine = _broken_engine()
+    engine.fails_when_idle = True
+    with _running(engine) as (thread, outputs):
+        outputs.wait(lambda: not engine.fails_when_idle or bool(outputs.ended), 0.5)
+        thread.send(Submit(request(1)))
+        outputs.wait(lambda: 1 in outputs.ended)
+
+    assert outputs.ended[1] is None
+
+
+def test_full_inbox_drops_trees_and_refuses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_thread, "MAX_INBOX", 1)
+    thread = EngineThread(small_engine())
+    thread.send(CancelSequence(1))
+
+    thread.send(TreeFact(1, 3, TokenTree()))
+    with pytest.raises(Overloaded) as caught:
+        thread.send(CancelSequence(2))
+
+    assert caught.value.retry_after_seconds
+
+
+def test_engine_pauses_while_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs are bounded: a stuck event loop stops the engine, not the machine."""
+    monkeypatch.setattr(engine_thread, "MAX_UNREAD_OUTPUTS", 3)
+    outputs = Outputs()
+    thread = EngineThread(small_engine())
+    thread.start(outputs.take)
+    try:
+        thread.send(Submit(request(1)))
+        outputs.wait(lambda: len(outputs.token_ids.get(1, [])) == 3)
+        with pytest.raises(AssertionError):
+            outputs.wait(lambda: len(outputs.token_ids[1]) > 3, 0.3)
+        for _ in range(20):
+            thread.output_read()
+        outputs.wait(lambda: 1 in outputs.ended)
+    finally:
+        thread.stop()
+
+
+def test_stop_ends_the_thread_even_if_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_thread, "MAX_UNREAD_OUTPUTS", 1)
+    outputs = Outputs()
+    thread = EngineThread(small_engine())
+    thread.start(outputs.take)
+    thread.send(Submit(request(1)))
+    outputs.wait(lambda: 1 in outputs.token_ids)
+
+    thread.stop()
+
+    assert not any(each.name == "engine" for each in threading.enumerate())

@@ -1,0 +1,181 @@
+"""Where a setting comes from, which one wins, and how wrong ones are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigurationError
+from paceline.settings import exit_with_usage_error, load_settings
+from verify_service.server import engine_config
+from verify_service.settings import VerifySettings
+from verify_service.targets.registry import load_target
+from verify_service.targets.target import TargetInfo
+
+PROGRAM = "verify_service"
+
+
+def _load(*argv: str) -> VerifySettings:
+    return load_settings(VerifySettings, PROGRAM, argv)
+
+
+def _file(folder: Path, text: str) -> str:
+    path = folder / "settings.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def _problem(*argv: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        _load(*argv)
+    return caught.value.message
+
+
+def test_flag_beats_environment_beats_file_beats_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _file(tmp_path, "max_running: 2\nmax_waiting: 2\nblock_size: 2\n")
+    monkeypatch.setenv("VERIFY_MAX_RUNNING", "3")
+    monkeypatch.setenv("VERIFY_MAX_WAITING", "3")
+
+    settings = _load("--config", path, "--max-running", "4")
+
+    assert settings.max_running == 4
+    assert settings.max_waiting == 3
+    assert settings.block_size == 2
+    assert settings.max_draft_tokens == VerifySettings.model_fields["max_draft_tokens"].default
+
+
+def test_pools_come_from_repeated_flags() -> None:
+    settings = _load("--pools", "a=127.0.0.1:1", "--pools", "b=127.0.0.1:2")
+
+    assert settings.pools == {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
+
+
+def test_pools_come_from_a_map_in_the_file(tmp_path: Path) -> None:
+    path = _file(tmp_path, "pools:\n  a: 127.0.0.1:1\n  b: 127.0.0.1:2\n")
+
+    assert _load("--config", path).pools == {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
+
+
+def test_pools_come_from_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERIFY_POOLS", '{"a": "127.0.0.1:1"}')
+
+    assert _load().pools == {"a": "127.0.0.1:1"}
+
+
+def test_switches_have_a_no_form() -> None:
+    assert _load().prefix_caching
+    assert not _load("--no-prefix-caching").prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        pytest.param(["--no-such-flag", "1"], "no-such-flag", id="unknown flag"),
+        pytest.param(["--max-run", "4"], "max-run", id="abbreviation"),
+        pytest.param(["--max-running", "0"], "max_running", id="out of range"),
+        pytest.param(["--max-running", "many"], "max_running", id="no number"),
+        pytest.param(["--target", "abacus"], "target", id="unknown choice"),
+        pytest.param(["--max-draft-wait-ms", "-1"], "max_draft_wait_ms", id="negative wait"),
+        pytest.param(["--config", "no-such-file.yaml"], "no-such-file.yaml", id="no file"),
+    ],
+)
+def test_wrong_flag_is_one_line_that_names_it(argv: list[str], named: str) -> None:
+    """B074, B094: nothing is ignored, negative times are refused at the start."""
+    problem = _problem(*argv)
+
+    assert named in problem
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        pytest.param("max_runing: 3\n", "max_runing", id="unknown key"),
+        pytest.param("max_running: 0\n", "max_running", id="out of range"),
+        pytest.param("- 1\n", "mapping", id="no mapping"),
+        pytest.param("a: [1\n", "not YAML", id="no YAML"),
+    ],
+)
+def test_wrong_file_is_one_line_that_names_it(tmp_path: Path, text: str, named: str) -> None:
+    problem = _problem("--config", _file(tmp_path, text))
+
+    assert named in problem
+    assert "\n" not in problem
+
+
+def test_empty_file_changes_nothing(tmp_path: Path) -> None:
+    assert _load("--config", _file(tmp_path, "")) == _load()
+
+
+def test_wrong_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERIFY_MAX_RUNNING", "-3")
+
+    assert "max_running" in _problem()
+
+
+def test_usage_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        exit_with_usage_error("verify_service", ConfigurationError("setting x: wrong"))
+
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "verify_service: error: setting x: wrong\n"
+
+
+INFO = TargetInfo(
+    name="m",
+    engine="table",
+    vocab_size=8,
+    num_token_ids=8,
+    context_length=4096,
+    eos_token_ids=(),
+    tokenizer_fingerprint="",
+)
+
+
+def test_every_engine_setting_reaches_the_engine() -> None:
+    """B094-B096: a setting that is accepted has an effect."""
+    config = engine_config(
+        VerifySettings(
+            max_running=3,
+            max_waiting=5,
+            num_kv_blocks=70,
+            block_size=8,
+            max_prefill_rows=11,
+            max_draft_tokens=13,
+            max_draft_wait_ms=2.5,
+            draft_budget="fixed",
+            prefix_caching=False,
+            pools={"a": "127.0.0.1:1"},
+        ),
+        INFO,
+    )
+
+    assert (config.max_running, config.max_waiting) == (3, 5)
+    assert (config.num_blocks, config.block_size) == (70, 8)
+    assert (config.max_prefill_rows, config.max_draft_tokens) == (11, 13)
+    assert config.max_draft_wait_seconds == 0.0025
+    assert config.budget.name == "FIXED"
+    assert not config.prefix_caching
+    assert config.draft_pools == ("a",)
+
+
+def test_default_cache_holds_one_whole_context_and_the_running_sequences() -> None:
+    few = engine_config(VerifySettings(max_running=1), INFO)
+    many = engine_config(VerifySettings(max_running=16), INFO)
+
+    assert few.num_blocks * few.block_size >= INFO.context_length
+    assert many.num_blocks * many.block_size >= 16 * 1024
+
+
+def test_cache_too_small_for_anything_is_refused_at_the_start() -> None:
+    """B056: what cannot fit fails at the start."""
+    with pytest.raises(ConfigurationError, match="num_kv_blocks"):
+        engine_config(VerifySettings(num_kv_blocks=1), INFO)
+
+
+def test_torch_target_without_a_model_names_the_flag() -> None:
+    with pytest.raises(ConfigurationError, match="--model"):
+        load_target(VerifySettings(target="torch"))
