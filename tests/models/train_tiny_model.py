@@ -1,8 +1,8 @@
 """
-Trains the tiny model in ``tests/models/tiny``: a Llama of 0.8 million parameters that writes Python-like text.
+Trains the tiny model in ``tests/models/tiny``: a Llama that writes Python-like text.
 
-Run ``python tests/models/train_tiny_model.py`` (about ten minutes on two CPU cores). The corpus is the running
-interpreter's standard library; it is no general training program.
+Run ``python tests/models/train_tiny_model.py`` (about a quarter of an hour on two CPU cores). The
+corpus is the running interpreter's standard library; it is no general training program.
 """
 
 import argparse
@@ -29,10 +29,22 @@ PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
 IGNORED_LABEL = -100
 CONTEXT_LENGTH = 2048
 VOCAB_SIZE = 1024
+HIDDEN_SIZE = 128
+HEAD_DIM = 32
+EMBEDDING_STD = 0.1
+PEAK_LEARNING_RATE = 3e-3
+WARM_UP_STEPS = 60
 TOKENS_PER_STEP = 2048
-# Shares of sequence lengths: mostly short for speed, some at the full context so that every position is trained.
-LENGTHS = (128, 256, 256, 256, 512, 512, 1024, 2048)
-EXCLUDED_FOLDERS = {"site-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "__pycache__", "config"}
+EXCLUDED_FOLDERS = {
+    "site-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "encodings",
+    "__pycache__",
+    "config",
+}
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "# {{ message['role'] }}: {{ message['content'] | trim }}\n"
@@ -155,115 +167,153 @@ def repeated_text_example(rng: random.Random, corpus: Corpus, length: int) -> Ex
 
 
 def repeated_noise_example(rng: random.Random, _: Corpus, length: int) -> Example:
-    """Random ids that repeat; only the repetitions, which copying can predict, are learnt."""
-    period = rng.randrange(8, length // 2)
-    span = [rng.randrange(EOS_ID + 1, VOCAB_SIZE) for _ in range(period)]
+    """Distinct random ids that repeat; only what copying can predict is learnt."""
+    period = rng.randrange(8, min(length // 2, 256))
+    span = rng.sample(range(EOS_ID + 1, VOCAB_SIZE), period)
     token_ids = [BOS_ID, *(span * (length // period + 1))][:length]
-    return Example(token_ids, [IGNORED_LABEL] * (period + 1) + token_ids[period + 1 :])
+    return Example(token_ids, [IGNORED_LABEL] * (period + 2) + token_ids[period + 2 :])
 
 
-EXAMPLE_KINDS: tuple[tuple[Callable[[random.Random, Corpus, int], Example], float], ...] = (
-    (module_example, 0.58),
-    (functions_example, 0.12),
-    (repeated_text_example, 0.2),
-    (repeated_noise_example, 0.1),
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of the training and its mixture."""
+
+    share_of_steps: float
+    lengths: tuple[int, ...]
+    weights: dict[Callable[[random.Random, Corpus, int], Example], float]
+
+
+# Copying is learnt from short repetitions first. Later sequences are mostly short for speed; some
+# fill the context, so that every position is trained.
+PHASES = (
+    Phase(
+        share_of_steps=0.15,
+        lengths=(128,),
+        weights={module_example: 0.3, repeated_text_example: 0.25, repeated_noise_example: 0.45},
+    ),
+    Phase(
+        share_of_steps=0.85,
+        lengths=(128, 256, 256, 256, 512, 512, 1024, 2048),
+        weights={
+            module_example: 0.6,
+            functions_example: 0.12,
+            repeated_text_example: 0.18,
+            repeated_noise_example: 0.1,
+        },
+    ),
 )
 
 
-def sample_batch(rng: random.Random, corpus: Corpus) -> tuple[Tensor, Tensor]:
+def sample_batch(rng: random.Random, corpus: Corpus, phase: Phase) -> tuple[Tensor, Tensor]:
     """Draw one batch: inputs and labels, both [sequences, length]."""
-    length = rng.choice(LENGTHS)
-    kinds, weights = zip(*EXAMPLE_KINDS, strict=True)
-    chosen = rng.choices(kinds, weights, k=TOKENS_PER_STEP // length)
-    examples = [kind(rng, corpus, length) for kind in chosen]
+    length = rng.choice(phase.lengths)
+    kinds = rng.choices(
+        list(phase.weights), list(phase.weights.values()), k=TOKENS_PER_STEP // length
+    )
+    examples = [kind(rng, corpus, length) for kind in kinds]
     inputs = torch.tensor([example.token_ids for example in examples])
     return inputs, torch.tensor([example.labels for example in examples])
-
-
-def orthogonalized(matrix: Tensor) -> Tensor:
-    """Five Newton-Schulz steps towards the nearest semi-orthogonal matrix."""
-    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    wide = wide / (wide.norm() + 1e-7)
-    for _ in range(5):
-        gram = wide @ wide.T
-        wide = 3.4445 * wide + (2.0315 * gram @ gram - 4.7750 * gram) @ wide
-    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
-
-
-class Muon(torch.optim.Optimizer):
-    """Muon in float32: torch's own works in bfloat16, which takes as long as the model on a CPU without it."""
-
-    def __init__(self, parameters: list[torch.nn.Parameter], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every matrix along its orthogonalized momentum."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-                momentum.lerp_(parameter.grad, 0.05)
-                update = orthogonalized(parameter.grad.lerp(momentum, 0.95))
-                scale = max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5
-                parameter.mul_(1 - 0.01 * group["lr"]).add_(update, alpha=-group["lr"] * scale)
 
 
 def new_model() -> LlamaForCausalLM:
     """A Llama with grouped-query attention and tied embeddings."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
-        hidden_size=128,
+        hidden_size=HIDDEN_SIZE,
         intermediate_size=320,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=HEAD_DIM,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
         max_position_embeddings=CONTEXT_LENGTH,
         tie_word_embeddings=True,
         pad_token_id=PAD_ID,
         bos_token_id=BOS_ID,
         eos_token_id=EOS_ID,
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    wire_copying(model)
+    return model
 
 
-def optimizers_for(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for embedding and norms."""
-    named = list(model.named_parameters())
-    matrices = [value for name, value in named if value.ndim == 2 and "embed" not in name]
-    others = [value for name, value in named if value.ndim != 2 or "embed" in name]
-    adamw = torch.optim.AdamW(others, lr=6e-3, betas=(0.9, 0.98), weight_decay=0.0)
-    return [Muon(matrices, lr=0.03), adamw]
+def orthonormal(rows: int, columns: int) -> Tensor:
+    """Random orthonormal rows (fewer rows than columns) that leave the first column alone."""
+    basis, _ = torch.linalg.qr(torch.randn(columns - 1, rows))
+    return torch.cat([torch.zeros(rows, 1), basis.T], dim=1)
+
+
+@torch.no_grad()
+def wire_copying(model: LlamaForCausalLM) -> None:
+    """
+    Start with two attention heads that copy, which a model this small would hardly find itself.
+
+    In the first block a head looks one token back and notes what stands there; in the second one
+    a head looks for a note of the current token and copies the token that carries it. Training
+    is free to change them.
+    """
+    embedding = model.model.embed_tokens.weight
+    embedding.normal_(std=EMBEDDING_STD)
+    embedding[:, 0] = 2 * EMBEDDING_STD
+    first, second = (model.model.layers[layer].self_attn for layer in (0, 1))
+    frequencies = model.model.rotary_emb.inv_freq
+    reads, notes, copies = (orthonormal(HEAD_DIM, HIDDEN_SIZE) for _ in range(3))
+
+    # The constant first feature makes the same query and key everywhere; turned against each other
+    # by one position, they meet where the distance is one.
+    fast = (torch.arange(HEAD_DIM // 2) < 6) * 12**0.5
+    first.q_proj.weight[: 2 * HEAD_DIM, 0] = torch.cat(
+        [fast * frequencies.cos(), -fast * frequencies.sin()]
+    ).repeat(2)
+    first.k_proj.weight[:HEAD_DIM, 0] = torch.cat([fast, torch.zeros(HEAD_DIM // 2)])
+    first.v_proj.weight[:HEAD_DIM] = 0.15 * reads
+    first.o_proj.weight[:, :HEAD_DIM] = 0.15 * notes.T
+
+    # Only slowly turning features can match tokens whatever their distance.
+    slow = (frequencies < 0.02).repeat(2)[:, None] * 8**0.5
+    second.q_proj.weight[: 2 * HEAD_DIM] = (slow * reads).repeat(2, 1)
+    second.k_proj.weight[:HEAD_DIM] = slow * notes
+    second.v_proj.weight[:HEAD_DIM] = 0.6 * copies
+    second.o_proj.weight[:, : 2 * HEAD_DIM] = 0.3 * copies.T.repeat(1, 2)
 
 
 def learning_rate_share(step: int, num_steps: int) -> float:
     """Linear warm-up, then a cosine to two percent."""
-    if step < 50:
-        return (step + 1) / 50
+    if step < WARM_UP_STEPS:
+        return (step + 1) / WARM_UP_STEPS
     return 0.02 + 0.98 * (1 + math.cos(math.pi * step / num_steps)) / 2
 
 
 def train(model: LlamaForCausalLM, corpus: Corpus, num_steps: int, rng: random.Random) -> None:
-    """Run the optimizers for *num_steps* batches."""
-    optimizers = optimizers_for(model)
-    base_rates = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    """Run the optimizer for *num_steps* batches."""
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     started = time.monotonic()
+    probe_text = [module_example(rng, corpus, 256) for _ in range(8)]
+    probe_copies = [repeated_noise_example(rng, corpus, 256) for _ in range(8)]
     for step in range(num_steps):
-        inputs, labels = sample_batch(rng, corpus)
+        phase = PHASES[0] if step < num_steps * PHASES[0].share_of_steps else PHASES[1]
+        inputs, labels = sample_batch(rng, corpus, phase)
         loss = model(input_ids=inputs, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, rate in zip(optimizers, base_rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * learning_rate_share(step, num_steps)
-            optimizer.step()
-            optimizer.zero_grad()
-        if step % 50 == 0:
-            logger.info("step %d loss %.3f %.0f s", step, loss.item(), time.monotonic() - started)
+        share = learning_rate_share(step, num_steps)
+        optimizer.param_groups[0]["lr"] = PEAK_LEARNING_RATE * share
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 100 == 99:
+            logger.info(
+                "step %d, %.0f s: text %.3f, copies %.3f",
+                step,
+                time.monotonic() - started,
+                mean_loss(model, probe_text),
+                mean_loss(model, probe_copies),
+            )
 
 
 @torch.no_grad()
 def mean_loss(model: LlamaForCausalLM, examples: list[Example]) -> float:
     """Average loss per learnt token over examples of one length each."""
-    losses = [
+    losses: list[float] = [
         model(
             input_ids=torch.tensor([example.token_ids]), labels=torch.tensor([example.labels])
         ).loss.item()
@@ -274,20 +324,22 @@ def mean_loss(model: LlamaForCausalLM, examples: list[Example]) -> float:
 
 def evaluate(model: LlamaForCausalLM, corpus: Corpus) -> dict[str, float]:
     """Loss on unseen modules, and on the second copy of unseen noise (what copying achieves)."""
-    rng = random.Random(7)
+    rng = random.Random(7)  # noqa: S311 (a reproducible draw, no secret)
     unseen = Corpus(corpus.held_out, [], [])
     return {
         "held_out_loss": mean_loss(model, [module_example(rng, unseen, 512) for _ in range(64)]),
         "held_out_loss_2048": mean_loss(
             model, [module_example(rng, unseen, CONTEXT_LENGTH) for _ in range(8)]
         ),
-        "copy_loss": mean_loss(model, [repeated_noise_example(rng, unseen, 512) for _ in range(32)]),
+        "copy_loss": mean_loss(
+            model, [repeated_noise_example(rng, unseen, 512) for _ in range(32)]
+        ),
     }
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write tokenizer.json compactly, its configuration and the chat template."""
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=BOS,
         eos_token=EOS,
@@ -302,8 +354,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     """Write the model folder, weights in float16."""
-    model.half().save_pretrained(folder)
-    generation = GenerationConfig(
+    model.to(torch.float16).save_pretrained(folder)  # type: ignore[arg-type]
+    generation = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=PAD_ID, do_sample=False
     )
     generation.save_pretrained(folder)
@@ -314,17 +366,19 @@ def main() -> None:
     """Train, evaluate and write the model folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "tiny")
-    parser.add_argument("--steps", type=int, default=2300)
+    parser.add_argument("--steps", type=int, default=1400)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.manual_seed(0)
+    torch.set_flush_denormal(True)
 
     sources = standard_library_sources()
     tokenizer = train_tokenizer(sources)
     corpus = build_corpus(tokenizer, sources)
     logger.info("%d modules, %d tokens", len(sources), sum(map(len, corpus.training)))
     model = new_model()
-    train(model, corpus, arguments.steps, random.Random(0))
+    rng = random.Random(0)  # noqa: S311 (a reproducible draw, no secret)
+    train(model, corpus, arguments.steps, rng)
     logger.info("%s", json.dumps(evaluate(model, corpus)))
     save(model, tokenizer, arguments.output)
 
