@@ -32,6 +32,11 @@ _SMALL_TABLE = 4096
 
 def fuse_layers(model: PreTrainedModel, attention: TreeAttention, packing: Packing) -> None:
     """Replace whole attention and MLP layers where possible, then what is left, throughout."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
+    if type(head) is torch.nn.Linear:
+        # The largest by far: another thread packs it while the layers are fused.
+        packed_head = exact_linear(head.weight, head.bias, packing)
+        model.set_output_embeddings(packed_head)  # type: ignore[no-untyped-call]  # transformers
     tables = RotaryTables()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

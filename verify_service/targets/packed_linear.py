@@ -8,7 +8,8 @@ orders. Both layers here therefore only ever run row counts that end in the same
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, cached_property
 from typing import Literal
 
 import torch
@@ -21,6 +22,8 @@ FLOAT32_ROWS = 16
 
 _TILE_ROWS = 120  # FBGEMM walks larger inputs in runs of this many rows
 _MULTIPLY = torch.ops.quantized.linear_dynamic_fp16.default  # the overload: no dispatch in Python
+_PACKERS = ThreadPoolExecutor(thread_name_prefix="pack")
+"""Packing takes one core and no interpreter lock; a large head packs beside everything else."""
 _FP16_MAX = torch.finfo(torch.float16).max
 
 
@@ -68,20 +71,30 @@ class PackedLinear(torch.nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._packed = torch.ops.quantized.linear_prepack_fp16(
-            weight.detach().float().contiguous(), None if bias is None else bias.detach().float()
-        )
+        self._packing = _PACKERS.submit(_pack, weight, bias)
+
+    @cached_property
+    def packed(self) -> torch.ScriptObject:
+        """The packed weights; waits for the thread that packs them."""
+        return self._packing.result()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the product  # [..., in_features] -> [..., out_features]."""
         num_rows = rows.numel() // self.in_features
         wanted = padded_rows(num_rows, "packed-fp16")
         if wanted == num_rows:
-            result: torch.Tensor = _MULTIPLY(rows, self._packed)
+            result: torch.Tensor = _MULTIPLY(rows, self.packed)
             return result
         padded = _with_rows(rows, wanted)
-        result = _MULTIPLY(padded, self._packed)
+        result = _MULTIPLY(padded, self.packed)
         return result[:num_rows].view(*rows.shape[:-1], self.out_features)
+
+
+def _pack(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.ScriptObject:
+    packed: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(
+        weight.detach().float().contiguous(), None if bias is None else bias.detach().float()
+    )
+    return packed
 
 
 class PaddedLinear(torch.nn.Module):
