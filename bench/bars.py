@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from bench import first_token, losslessness, speedups, wire
+from bench import budget, first_token, flip, load_curve, losslessness, speedups, wire
 from bench.bar import Bar
 from bench.demo_line import BUILD
 from paceline.cli.terminal import say
@@ -20,6 +20,9 @@ SCRIPTS: Final[Mapping[str, Callable[[], Awaitable[list[Bar]]]]] = {
     "first-token": first_token.measure,
     "speedups": speedups.measure,
     "losslessness": losslessness.measure,
+    "budget": budget.measure,
+    "load": load_curve.measure,
+    "flip": flip.measure,
 }
 
 

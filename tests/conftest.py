@@ -12,3 +12,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="HOST:PORT",
         help="run the draft service's contract suite against this service",
     )
+    parser.addoption(
+        "--verify-address",
+        metavar="HOST:PORT",
+        help="run the verify service's contract suite against this service",
+    )

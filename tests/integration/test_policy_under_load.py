@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.closed_loop import DRAFTED, PLAIN, ClosedLoop
+from bench.closed_loop import DRAFTED, PLAIN, ClosedLoop, Measured
 from bench.flip import COMPARED_STEPS, PolicyLoop, code_line, run
-from bench.load_curve import Mode, Point, bars, chart, measure_mode, roofline, row, virtual_line
+from bench.load_curve import Mode, Point, bars, chart, roofline, row, virtual_line
 from verify_service.engine.draft_selection import BudgetMode
 
 
@@ -58,13 +58,16 @@ def test_runs_are_the_same_every_time() -> None:
     assert tokens_per_second() == pytest.approx(tokens_per_second(), rel=1e-6)
 
 
-def test_a_point_makes_a_row_a_chart_and_bars() -> None:
-    hardware = roofline("llama-3.1-8b", "h100")
-    points = [
-        Point(streams, {mode: measure_mode(hardware, mode, streams) for mode in Mode})
-        for streams in (2, 64)
-    ]
+def _measured(tokens: int) -> Measured:
+    return Measured(1.0, tokens, 10, 10, 0, 0.1)
 
-    assert row(points[0]).startswith("| 2 |")
+
+def test_a_point_makes_a_row_a_chart_and_bars() -> None:
+    light = dict(zip(Mode, map(_measured, (100, 300, 310)), strict=True))
+    heavy = dict(zip(Mode, map(_measured, (1000, 990, 800)), strict=True))
+    points = [Point(2, light), Point(64, heavy)]
+
+    assert row(points[0]).startswith("| 2 | 100 | 300 | 3.00 |")
     assert chart(points, "title").count("<polyline") == len(Mode)
-    assert [bar.issue for bar in bars(points)] == [5, 5, 5]
+    assert [bar.figure for bar in bars(points)] == pytest.approx([0.99, 3.0, 0.8])
+    assert all(bar.met for bar in bars(points))

@@ -1,7 +1,7 @@
 """
 Trains the tiny model in ``tests/models/tiny``: a Llama that writes Python-like text.
 
-Run ``python tests/models/train_tiny_model.py`` (about a quarter of an hour on two CPU cores). The
+Run ``python tests/models/train_tiny_model.py`` (about eleven minutes of CPU time). The
 corpus is the running interpreter's standard library; it is no general training program.
 """
 

@@ -129,6 +129,20 @@ def test_cancel_of_nobody_is_ignored() -> None:
     assert not engine.has_work()
 
 
+def test_rejected_drafts_hold_no_blocks() -> None:
+    """B045: what a tree needed is given back in the same step."""
+    engine = small_engine(block_size=1)
+    harness = Harness(engine, lambda _: TokenTree(tuple(range(8)), (0,) * 8))
+    harness.submit(request(1))
+    harness.step()
+    (sequence,) = engine.scheduler.running
+    while engine.has_work():
+        assert len(sequence.block_table) <= len(sequence.token_ids)
+        harness.step()
+
+    assert max(step.num_drafted for step in harness.emitted[1].steps) == 8
+
+
 @pytest.mark.parametrize("block_size", [1, 4, 64])
 def test_no_block_is_lost_over_many_requests(block_size: int) -> None:
     """B045, B046: 200 requests that finish, stop, are cancelled, expire or fail."""

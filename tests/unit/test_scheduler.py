@@ -159,6 +159,37 @@ def test_without_blocks_the_least_important_and_youngest_waits() -> None:
     assert len(third.token_ids) > 2
 
 
+def test_sequence_preempted_after_it_got_its_turn_does_not_run() -> None:
+    """A more important prefill may need the blocks of one that was to decode in the same step."""
+    crank = Crank(num_blocks=12, block_size=1, max_prefill_rows=2)
+    minor = crank.add(1, 2)
+    crank.step()
+    major = crank.add(2, 8, priority=1)
+
+    steps = [_rows(crank.step()) for _ in range(4)]
+
+    assert steps == [{1: 1, 2: 2}, {1: 1, 2: 2}, {1: 1, 2: 2}, {2: 2}]
+    assert minor.phase is Phase.WAITING
+    assert major.has_emitted
+
+
+def test_waiting_sequence_holds_no_cached_prefix() -> None:
+    """What matched is given back when the rest does not fit."""
+    crank = Crank(num_blocks=8, block_size=2, max_running=2)
+    published: list[int] = []
+    crank.blocks.grow(published, 4)
+    crank.blocks.publish(published, [2000, 2001, 2002, 2003], 4, "\0")
+    crank.blocks.free(published)
+    crank.add(1, 8)
+
+    crank.step()
+    crank.add(2, 9)
+    crank.step()
+
+    assert [each.sequence_id for each in crank.scheduler.waiting] == [2]
+    assert crank.blocks.num_in_use == len(crank.scheduler.running[0].block_table)
+
+
 def test_preempted_sequence_returns_before_younger_ones() -> None:
     crank = Crank(num_blocks=9, block_size=1, max_prefill_rows=99)
     crank.add(1, 2, max_tokens=6)

@@ -110,8 +110,10 @@ def cut(
         worth = expected[: dearer.size] - goodput[count] * dearer
         count = int(worth.argmax()) if worth.size else 0
     kept = places[_first_best(promising, ranked, count)]
+    counts = np.searchsorted(kept, ends)
+    counts[1:] -= counts[:-1].copy()
     return Cut(
-        np.diff(np.searchsorted(kept, ends), prepend=0),
+        counts,
         float(expected[count]),
         float(goodput[count] / goodput[0]),
     )

@@ -82,7 +82,7 @@ class DraftPools:
         sequence.trie.clear()
 
     def set_cause(self, name: str, cause: Fallback | None) -> None:
-        """Mark a pool, new ones too, as usable (None) or not; sessions there are gone either way."""
+        """Mark a pool, new ones too, as usable (None) or not; its sessions are gone either way."""
         self.pools.setdefault(name, Pool(name)).cause = cause
 
     def take_events(self) -> tuple[SessionEvent, ...]:
