@@ -9,10 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 CODE := paceline gateway draft_service verify_service tests tools bench
 
-.PHONY: help install demo test lint types protos bars format clean
+.PHONY: help install demo test test-helm lint types protos bars format clean
 
 help: ## List the verbs
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 install: $(VENV)/.installed-dev ## Create .venv with everything that development and tests need
 
@@ -21,7 +21,14 @@ demo: $(VENV)/.installed-demo ## Run the line on a real model and compare drafti
 
 test: lint types ## Everything CI runs
 	@echo "==> tests"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m tools.helm_tools
+	@$(BIN)/python -m pytest --ignore=tests/helm
+	@$(MAKE) test-helm
+
+test-helm: install ## Charts, images, dashboards and alert rules under real validators
+	@$(BIN)/python -m tools.helm_tools
+	@echo "==> charts, images and alert rules"
+	@$(BIN)/python -m pytest tests/helm
 
 lint: install ## Style, import contracts, protos, generated stubs, spelling, house rules
 	@echo "==> ruff check"

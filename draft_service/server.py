@@ -11,11 +11,14 @@ import structlog
 
 from draft_service.codec import capabilities_to_proto
 from draft_service.drafter import Drafter
+from draft_service.metrics import DraftMetrics, DraftState, MeasuredProposer
 from draft_service.proposing import proposer_for
 from draft_service.registry import create_drafter
 from draft_service.servicer import DraftServicer
 from draft_service.sessions import SessionTable, TableLimits
 from draft_service.settings import DraftSettings
+from paceline.admin import AdminServer
+from paceline.metrics import service_registry
 from paceline.serving import Server, termination_signal
 from paceline.v1 import draft_service_pb2
 from paceline.v1.draft_service_pb2_grpc import add_DraftServiceServicer_to_server
@@ -49,19 +52,28 @@ class DraftServer:
 async def running_server(settings: DraftSettings, drafter: Drafter) -> AsyncIterator[DraftServer]:
     """Serve a drafter as the settings say; raises ``ConfigurationError`` if it cannot listen."""
     limits = _table_limits(settings)
-    proposer = proposer_for(drafter)
+    table, registry = SessionTable(drafter, limits), service_registry("draft")
+    name = settings.name or drafter.info.kind
+    state = DraftState(
+        num_sessions=lambda: len(table),
+        num_evicted=lambda: table.num_evicted,
+        num_streams=lambda: servicer.num_streams,
+        problems=lambda: servicer.problems,
+    )
+    proposer = MeasuredProposer(proposer_for(drafter), DraftMetrics(registry, name, state))
     servicer = DraftServicer(
-        capabilities_to_proto(settings.name or drafter.info.kind, _version(), drafter.info, limits),
-        SessionTable(drafter, limits),
-        proposer,
+        capabilities_to_proto(name, _version(), drafter.info, limits), table, proposer
     )
     server = Server([SERVICE_NAME], with_reflection=settings.reflection)
     add_DraftServiceServicer_to_server(servicer, server.grpc)
-    port = server.listen(settings.listen)
+    port = server.listen(settings.listen, settings.server_tls)
     await server.start()
     address = f"{settings.listen.rpartition(':')[0]}:{port}"
     log.info("listening", address=address, drafter=drafter.info.kind)
+    admin = AdminServer(registry, lambda: server.is_ready)
     try:
+        if settings.admin_listen:
+            await admin.start(settings.admin_listen)
         await asyncio.to_thread(drafter.warm_up)
         await server.set_ready(True)
         log.info("ready", address=address)
@@ -69,6 +81,7 @@ async def running_server(settings: DraftSettings, drafter: Drafter) -> AsyncIter
     finally:
         await server.stop(0)
         await proposer.aclose()
+        await admin.aclose()
 
 
 async def serve(settings: DraftSettings) -> None:

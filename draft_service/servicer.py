@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeAlias
@@ -40,6 +41,13 @@ class DraftServicer(DraftServiceServicer):
         self._links: set[DraftLink] = set()
         self._stream_ids = itertools.count(1)
         self._is_draining = False
+        self.problems: Counter[str] = Counter()
+        """Problems of streams that have ended, by kind."""
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that are open."""
+        return len(self._links)
 
     async def GetCapabilities(
         self,
@@ -80,6 +88,7 @@ class DraftServicer(DraftServiceServicer):
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
             self._links.discard(link)
+            self.problems.update(link.problems)
             link.free()
             log.info("stream_closed", stream_id=stream_id, problems=dict(link.problems))
 

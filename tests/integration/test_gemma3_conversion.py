@@ -59,9 +59,10 @@ def converted(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def reference(gguf: Path) -> Any:
     """What transformers' own loader makes of the GGUF file, unpacked to float32."""
-    config = AutoConfig.for_model(**load_gguf_checkpoint(gguf)["config"])
+    load: Any = load_gguf_checkpoint
+    config = AutoConfig.for_model(**load(gguf)["config"])
     model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    loaded = load_gguf_checkpoint(gguf, return_tensors=True, model_to_load=model)
+    loaded = load(gguf, return_tensors=True, model_to_load=model)
     missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
     assert set(missing) <= {"lm_head.weight"}
     assert not unexpected

@@ -28,6 +28,11 @@ def load_target(settings: VerifySettings) -> TargetModel:
         raise ConfigurationError(
             "setting model: the torch target needs a model folder; pass --model DIR"
         )
+    if not settings.model.is_dir():
+        raise ConfigurationError(
+            f"setting model: there is no folder {settings.model}; "
+            "name a folder with config.json, *.safetensors and tokenizer.json"
+        )
     # torch models are heavy; a table target starts without them.
     from verify_service.targets.torch_model import TorchTarget
 
