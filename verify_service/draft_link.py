@@ -143,6 +143,7 @@ class DraftLink:
     async def _run(self) -> None:
         backoff = self._limits.backoff_seconds
         while True:
+            started = time.monotonic()
             try:
                 await self._serve_once()
                 raise _Retry(Fallback.UNREACHABLE, "the drafter closed the stream", backoff)
@@ -157,11 +158,12 @@ class DraftLink:
                 # A write met a stream that had ended before its reader could say so.
                 cause, pause = Fallback.UNREACHABLE, backoff
                 detail = "the drafter closed the stream"
-            was_up = self.status.cause is None
             self._set_down(cause, detail)
+            # A stream that lasted was fine; one that ended at once is tried ever more rarely.
+            lasted = time.monotonic() - started > self._limits.max_backoff_seconds
             backoff = (
                 self._limits.backoff_seconds
-                if was_up
+                if lasted
                 else min(backoff * 2, self._limits.max_backoff_seconds)
             )
             await asyncio.sleep(pause)

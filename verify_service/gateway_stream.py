@@ -51,6 +51,7 @@ class GatewayStream:
         self._num_results = 0
         self._ready = asyncio.Event()
         self._told_draining = False
+        self._is_abandoned = False
 
     def receive(self, message: verify_service_pb2.AttachRequest) -> None:
         """Pass one message's operations on to the engine."""
@@ -78,8 +79,8 @@ class GatewayStream:
             except TimeoutError:
                 pass
             self._ready.clear()
-            if self._num_results > MAX_OUTBOX_RESULTS:
-                raise Unavailable("the gateway does not read its stream")
+            if self._is_abandoned:
+                raise Unavailable("the gateway did not read its stream")
             message, self._message = self._message, verify_service_pb2.AttachResponse()
             self._num_results = 0
             message.load.CopyFrom(load_to_proto(self._router.load, self._max_running))
@@ -95,6 +96,8 @@ class GatewayStream:
         self._num_results += 1
         if step.finish_reason is not None:
             self._forget(step.sequence_id)
+        if self._num_results > MAX_OUTBOX_RESULTS:
+            self._abandon()
 
     def put_failure(self, failure: SequenceFailure) -> None:
         """Add a failure to the next message."""
@@ -154,6 +157,13 @@ class GatewayStream:
             return
         self._sequence_of[message.request_id] = sequence_id
         self._request_of[sequence_id] = message.request_id
+
+    def _abandon(self) -> None:
+        # The writer may be stuck in flow control; the sequences and what they said are not kept.
+        self._is_abandoned = True
+        self._router.detach(self)
+        self._message.Clear()
+        self._num_results = 0
 
     def _cancel(self, request_id: int) -> None:
         if request_id in self._compiling:

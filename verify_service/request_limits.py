@@ -21,14 +21,16 @@ class _Range:
     low: float
     high: float
     open_low: bool = False
+    open_high: bool = False
 
     def check(self, value: float) -> None:
         above = value > self.low if self.open_low else value >= self.low
-        if not (math.isfinite(value) and above and value <= self.high):
-            bracket = "(" if self.open_low else "["
+        below = value < self.high if self.open_high else value <= self.high
+        if not (math.isfinite(value) and above and below):
+            left, right = "(" if self.open_low else "[", ")" if self.open_high else "]"
             raise InvalidRequest(
                 f"sampling.{self.name} is {value:g}; "
-                f"allowed: {bracket}{self.low:g}, {self.high:g}]",
+                f"allowed: {left}{self.low:g}, {self.high:g}{right}",
                 field=f"sampling.{self.name}",
             )
 
@@ -36,7 +38,7 @@ class _Range:
 _RANGES = (
     _Range("temperature", 0, 10),
     _Range("top_p", 0, 1, open_low=True),
-    _Range("min_p", 0, 1),
+    _Range("min_p", 0, 1, open_high=True),
     _Range("repetition_penalty", 0, 10, open_low=True),
     _Range("presence_penalty", -2, 2),
     _Range("frequency_penalty", -2, 2),
@@ -83,8 +85,15 @@ def check_request(request: Request, info: TargetInfo) -> None:
         ("prompt_token_ids", request.prompt_token_ids),
         ("emitted_token_ids", request.emitted_token_ids),
         ("limits.stop_token_ids", tuple(request.limits.stop_token_ids)),
+        ("predicted_token_ids", request.predicted_token_ids),
     ):
         _check_ids(field, token_ids, info.num_token_ids)
+    if len(request.predicted_token_ids) > info.context_length:
+        raise InvalidRequest(
+            f"predicted_token_ids has {len(request.predicted_token_ids)} tokens; the context "
+            f"holds {info.context_length}",
+            field="predicted_token_ids",
+        )
     if request.limits.max_tokens < 1:
         raise InvalidRequest("limits.max_tokens is 0; at least 1", field="limits.max_tokens")
     if len(request.limits.stop_token_ids) > MAX_STOP_TOKEN_IDS:
