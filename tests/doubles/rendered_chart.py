@@ -45,12 +45,13 @@ class Rendered:
 
     def objects(self) -> list[Manifest]:
         """Return all objects."""
-        return [document for document in yaml.safe_load_all(self.text) if document]
+        documents = yaml.load_all(self.text, Loader=yaml.CSafeLoader)  # ten times as fast
+        return [document for document in documents if document]
 
     def by_key(self) -> dict[tuple[str, str], str]:
         """Return the exact text of each object, by kind and name."""
         texts = [part for part in _SEPARATOR.split(self.text) if part.strip()]
-        return {_key(yaml.safe_load(text)): text.strip() for text in texts}
+        return {_key(yaml.load(text, Loader=yaml.CSafeLoader)): text.strip() for text in texts}
 
     def get(self, kind: str, name: str) -> Manifest:
         """Return one object; its name is given without the release's."""

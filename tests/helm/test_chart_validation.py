@@ -69,6 +69,7 @@ def test_both_helms_render_the_same_objects() -> None:
         )
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 def test_kubernetes_accepts_every_object(version: str, manifests: Path) -> None:
     files = sorted(map(str, manifests.glob("*.yaml")))
