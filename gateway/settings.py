@@ -20,7 +20,7 @@ class GatewaySettings(LinkSettings):
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
-    listen: str = Field(default="127.0.0.1:50050")
+    listen: str = Field(default="127.0.0.1:50051")
     """``host:port`` to serve applications on; port 0 takes a free one."""
 
     verifiers: Annotated[

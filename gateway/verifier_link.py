@@ -201,6 +201,14 @@ class VerifierLink:
                 self._receive(response)
                 if self.is_draining and not self._sinks:
                     return
+        except asyncio.CancelledError:
+            # grpc.aio tells of a call that the refresher gave up as it does of a cancelled task.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise Unavailable(
+                f"{self.address}: the verifier does not answer", reason="VERIFIER_LOST"
+            ) from None
         finally:
             call.cancel()
             refresher.cancel()

@@ -26,6 +26,7 @@ from paceline.generation_codec import (
 from paceline.generation_request import (
     ChatMessage,
     GenerationOptions,
+    checked_timeout,
     request_to_proto,
     tokenize_request_to_proto,
 )
@@ -75,7 +76,9 @@ class AsyncClient:
         """Generate and yield events as they come; leaving the loop cancels the request."""
         request = request_to_proto(prompt, options)
         return self._events(
-            ResumableStream(request, max_resumes=self._max_resumes, timeout_seconds=timeout)
+            ResumableStream(
+                request, max_resumes=self._max_resumes, timeout_seconds=checked_timeout(timeout)
+            )
         )
 
     async def generate(
@@ -89,7 +92,11 @@ class AsyncClient:
         options.setdefault("return_token_ids", True)
         request = request_to_proto(prompt, options)
         return generation_from_proto(
-            await _answer(self._stub.Generate(request, timeout=timeout, metadata=self._metadata)),
+            await _answer(
+                self._stub.Generate(
+                    request, timeout=checked_timeout(timeout), metadata=self._metadata
+                )
+            ),
         )
 
     async def models(self) -> tuple[Model, ...]:
@@ -140,7 +147,7 @@ class AsyncClient:
             except PacelineError as error:
                 pause = stream.pause_before_resume(error)
                 if pause is None:
-                    raise
+                    raise stream.cause(error) from None
             await asyncio.sleep(pause)
 
     async def _connection(self, stream: ResumableStream) -> AsyncGenerator[Event, None]:

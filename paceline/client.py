@@ -20,6 +20,7 @@ from paceline.generation_codec import (
 from paceline.generation_request import (
     ChatMessage,
     GenerationOptions,
+    checked_timeout,
     request_to_proto,
     tokenize_request_to_proto,
 )
@@ -76,7 +77,9 @@ class Client:
         """Generate and yield events as they come; leaving the loop cancels the request."""
         request = request_to_proto(prompt, options)
         return self._events(
-            ResumableStream(request, max_resumes=self._max_resumes, timeout_seconds=timeout)
+            ResumableStream(
+                request, max_resumes=self._max_resumes, timeout_seconds=checked_timeout(timeout)
+            )
         )
 
     def generate(
@@ -89,7 +92,9 @@ class Client:
         """Generate and return the whole answer, token ids included."""
         options.setdefault("return_token_ids", True)
         request = request_to_proto(prompt, options)
-        return generation_from_proto(self._answer(self._stub.Generate, request, timeout))
+        return generation_from_proto(
+            self._answer(self._stub.Generate, request, checked_timeout(timeout))
+        )
 
     def models(self) -> tuple[Model, ...]:
         """Return the models that the gateway serves."""
@@ -132,7 +137,7 @@ class Client:
             except PacelineError as error:
                 pause = stream.pause_before_resume(error)
                 if pause is None:
-                    raise
+                    raise stream.cause(error) from None
             time.sleep(pause)
 
     def _connection(self, stream: ResumableStream) -> Generator[Event, None, None]:

@@ -133,6 +133,9 @@ class GenerationOptions(
     """Everything that a request can say besides a text prompt."""
 
 
+MAX_TIMEOUT_SECONDS: Final = 365 * 86_400.0
+
+
 def request_to_proto(
     prompt: str | None, options: GenerationOptions | Mapping[str, Any]
 ) -> messages.GenerateRequest:
@@ -166,7 +169,7 @@ def tokenize_request_to_proto(
         raise InvalidRequest("give a text or messages, and not both", field="prompt")
     if chat is not None:
         return messages.TokenizeRequest(model=model, chat=_chat(chat))
-    return messages.TokenizeRequest(model=model, text=text or "")
+    return messages.TokenizeRequest(model=model, text=_text(text or ""))
 
 
 _SAMPLING: Final = frozenset(SamplingOptions.__annotations__)
@@ -186,12 +189,30 @@ def _fill_prompt(
             field="prompt",
         )
     if prompt is not None:
-        request.text = prompt
+        request.text = _text(prompt)
     elif "token_ids" in given:
         token_ids = {"ids": given["token_ids"]}
         request.token_ids.CopyFrom(_filled(messages.TokenIds(), token_ids, frozenset({"ids"})))
     else:
         request.chat.CopyFrom(_chat(given["messages"]))
+
+
+def checked_timeout(seconds: float) -> float:
+    """Return a timeout that a deadline can be made of; a year is as good as for ever."""
+    if not seconds > 0:
+        raise InvalidRequest(f"timeout is {seconds}; it is a time above 0 s", field="timeout")
+    return min(seconds, MAX_TIMEOUT_SECONDS)
+
+
+def _text(prompt: object) -> str:
+    """Return a prompt that UTF-8 can carry; a lone surrogate, as from undecoded bytes, is none."""
+    if not isinstance(prompt, str):
+        raise InvalidRequest(f"prompt is text, not {type(prompt).__name__}", field="prompt")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("prompt is not valid UTF-8 text", field="prompt") from None
+    return prompt
 
 
 def _chat(conversation: Sequence[ChatMessage]) -> messages.Chat:

@@ -39,6 +39,7 @@ class ResumableStream:
         self._resumes_left = max_resumes
         self._shows_ids = request.output.return_token_ids
         self._has_started = self._has_finished = False
+        self._first_error: PacelineError | None = None
         if self._may_resume:
             self._request.output.return_token_ids = True
 
@@ -71,6 +72,7 @@ class ResumableStream:
         """Return how long to wait and then send ``request``; None: the error is the caller's."""
         if not (isinstance(error, Unavailable) and self._has_started and self._may_resume):
             return None
+        self._first_error = self._first_error or error
         if self._resumes_left == 0:
             return None
         self._resumes_left -= 1
@@ -79,6 +81,16 @@ class ResumableStream:
             pause = _PAUSE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311 - jitter
         pause = min(pause, _MAX_PAUSE_SECONDS)
         return pause if pause < self.seconds_left else None
+
+    def cause(self, error: PacelineError) -> PacelineError:
+        """
+        Return what to tell the caller when ``error`` cannot be helped.
+
+        That nobody took the request up again says less than why it was lost.
+        """
+        if isinstance(error, Unavailable) and self._first_error is not None:
+            return self._first_error
+        return error
 
     def _take_started(self, message: messages.StreamGenerateResponse) -> Event | None:
         if self._has_started:

@@ -66,7 +66,12 @@ class Line:
     def __init__(self, plan: LinePlan, report: Callable[[str], None] = say) -> None:
         self.plan = plan
         self._report = report
-        plan.log_folder.mkdir(parents=True, exist_ok=True)
+        try:
+            plan.log_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"--log-dir {plan.log_folder}: {error.strerror}; name a folder that can be written"
+            ) from None
         self.draft = self._draft_process()
         draft_address = self.draft.spec.address if self.draft else plan.draft
         pools = ("--pools", f"{plan.pool}={draft_address}") if plan.pool else ()

@@ -85,7 +85,7 @@ def _run(argv: Sequence[str] | None) -> int:
         if not address or answers(address):
             raise
         raise Unavailable(
-            f"no gateway answers at {address}: start one with `paceline up`, "
+            f"no gateway answers at {address}: start one with `paceline up --demo`, "
             "or name another with --address"
         ) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -22,6 +23,10 @@ async def examine_policy(address: str) -> Report:
     except (OSError, ValueError) as error:
         fix = "name the gateway's --admin-listen address"
         yield Finding(Level.WRONG, subject, f"no policy report: {error}", fix)
+        return
+    except http.client.HTTPException:
+        fix = "name the gateway's --admin-listen address, not its --listen address"
+        yield Finding(Level.WRONG, subject, "what listens there does not speak HTTP", fix)
         return
     for finding in _findings(subject, report):
         yield finding
