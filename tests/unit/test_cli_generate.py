@@ -90,7 +90,7 @@ async def test_gateway_that_is_not_there_is_one_line_with_address_and_remedy(
     shown = capsys.readouterr()
     assert exit_code == 1
     assert shown.err == (
-        "paceline: error: no gateway answers at 127.0.0.1:1: start one with `paceline up`, "
+        "paceline: error: no gateway answers at 127.0.0.1:1: start one with `paceline up --demo`, "
         "or name another with --address\n"
     )
 
