@@ -69,6 +69,18 @@ def reference(gguf: Path) -> Any:
     return model.eval()
 
 
+def test_weights_are_the_references_with_matrices_rounded(converted: Any, reference: Any) -> None:
+    ours = dict(converted.named_parameters())
+
+    differing = [
+        name
+        for name, theirs in reference.named_parameters()
+        if not torch.equal(ours[name], theirs.half().float() if theirs.ndim > 1 else theirs)
+    ]
+
+    assert differing == []
+
+
 def test_logits_agree_with_the_reference(converted: Any, reference: Any) -> None:
     """600 tokens: longer than the sliding window, so that both kinds of attention count."""
     torch.manual_seed(0)
@@ -78,14 +90,14 @@ def test_logits_agree_with_the_reference(converted: Any, reference: Any) -> None
     with torch.no_grad():
         ours, theirs = converted(token_ids).logits, reference(token_ids).logits
 
-    # Matrices are rounded to float16; logits span about 40.
-    assert (ours - theirs).abs().max() < 0.1
+    # Rounding the matrices moved the logits by 0.006 on average where this was measured.
+    assert (ours - theirs).abs().mean() < 0.02
     assert (ours.argmax(-1) == theirs.argmax(-1)).float().mean() > 0.98
 
 
 def test_configuration_agrees_with_the_reference(converted: Any, reference: Any) -> None:
     ignored = {"_name_or_path", "dtype", "eos_token_id", "rms_norm_eps", "architectures"}
-    ignored |= {"unk_token_id", "quantization_config"}
+    ignored |= {"unk_token_id", "_model_name_or_path"}
 
     ours, theirs = (
         {key: value for key, value in model.config.to_dict().items() if key not in ignored}
