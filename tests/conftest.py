@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A shared machine may stall for seconds: examples have no deadline, tests have (pytest-timeout).
+settings.register_profile(
+    "paceline",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("paceline")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
