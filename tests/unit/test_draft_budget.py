@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from paceline.tree import TokenTree
 from verify_service.engine.draft_budget import (
@@ -17,7 +19,6 @@ from verify_service.engine.draft_budget import (
     Candidate,
     candidates,
     cut,
-    plan,
     tree_of,
 )
 from verify_service.engine.draft_trie import DraftTrie, TrieNode
@@ -28,6 +29,26 @@ FORK = TokenTree(
     tuple(math.log(share) for share in (0.6, 0.3, 0.5, 0.4, 0.9)),
 )
 """Survivals: 0.6, 0.3; below 1: 0.3, 0.24; below 2: 0.27."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a cut leaves of each offer."""
+
+    trees: tuple[TokenTree, ...]  # [num_sequences]
+    expected_tokens: float
+    expected_gain: float
+
+
+def plan(offers: Sequence[Sequence[Candidate]], curve: ArrayLike, num_fixed_rows: int) -> Plan:
+    """Return each offer's part of the ``cut`` as a tree."""
+    survivals = np.array([candidate.survival for offer in offers for candidate in offer])
+    ends = np.cumsum([len(offer) for offer in offers], dtype=np.int64)
+    made = cut(survivals, ends, np.asarray(curve, np.float64), num_fixed_rows)
+    trees = tuple(
+        tree_of(offer[:count]) for offer, count in zip(offers, made.counts.tolist(), strict=True)
+    )
+    return Plan(trees, made.expected_tokens, made.expected_gain)
 
 
 def _trie(tree: TokenTree) -> DraftTrie:

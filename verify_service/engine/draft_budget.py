@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from paceline.tree import TokenTree
 from verify_service.engine.draft_trie import DraftTrie, TrieNode
@@ -45,15 +45,6 @@ class Cut:
     expected_tokens: float
     expected_gain: float
     """Expected tokens per second with these nodes, divided by without."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The outcome of a budget decision."""
-
-    trees: tuple[TokenTree, ...]  # [num_sequences]
-    expected_tokens: float
-    expected_gain: float
 
 
 def candidates(
@@ -148,17 +139,6 @@ def _first_best(
         equals = np.flatnonzero(survivals[places] == ranked[count - 1])
         places = np.delete(places, equals[count - places.size :])
     return places
-
-
-def plan(offers: Sequence[Sequence[Candidate]], curve: ArrayLike, num_fixed_rows: int) -> Plan:
-    """Return each offer's part of the ``cut`` as a tree."""
-    survivals = np.array([candidate.survival for offer in offers for candidate in offer])
-    ends = np.cumsum([len(offer) for offer in offers], dtype=np.int64)
-    made = cut(survivals, ends, np.asarray(curve, np.float64), num_fixed_rows)
-    trees = tuple(
-        tree_of(offer[:count]) for offer, count in zip(offers, made.counts.tolist(), strict=True)
-    )
-    return Plan(trees, made.expected_tokens, made.expected_gain)
 
 
 def tree_of(kept: Sequence[Candidate]) -> TokenTree:
