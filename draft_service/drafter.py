@@ -65,6 +65,8 @@ class Draft:
 
     base_len: int
     tree: TokenTree
+    may_grow: bool = False
+    """Asked again before the next commit, the session may say more: it works ahead."""
 
 
 class DraftSession(Protocol):
@@ -84,7 +86,9 @@ class DraftSession(Protocol):
         """
         Return the likely continuations of the tokens committed so far.
 
-        The tree keeps the limits and may be empty. The same commits give the same tree.
+        The tree keeps the limits and may be empty. The same commits give the same tree. A draft
+        that ``may_grow`` is followed by another call, unless a commit comes first; after finitely
+        many calls one without it must come.
         """
         ...
 

@@ -3,7 +3,8 @@ One verifier's stream: what its messages change and what is owed to it. No proto
 
 Changes take effect as they arrive; answers are computed when the stream can take one, from what is
 newest then. A verifier that sends faster than it reads therefore gets fewer and newer answers, and
-what is owed never grows beyond one entry per session.
+what is owed never grows beyond one entry per session. While nothing is owed, sessions whose drafter
+works ahead are asked on, and what they add is sent as it comes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import structlog
 
 from draft_service.drafter import Draft, DraftLimits, SessionSpec
 from draft_service.proposing import Proposer
+from draft_service.sent_trees import SentTrees
 from draft_service.sessions import (
     RefusalCause,
     SessionKey,
@@ -50,17 +52,19 @@ class DraftLink:
         self._proposer = proposer
         self._news = asyncio.Event()
         self._stale: dict[int, None] = {}  # sessions whose newest state has no proposal yet
+        self._growing: dict[int, None] = {}  # sessions that work ahead of the next commit
         self._unknown: dict[int, None] = {}
         self._refusals: dict[int, SessionRefused] = {}
         self._is_draining = False
         self._owes_drain = False
         self._has_ended = False
+        self.sent = SentTrees()
         self.problems: Counter[str] = Counter()
         """Malformed or refused items by kind."""
 
     def open(self, session_id: int, spec: SessionSpec, limits: DraftLimits) -> None:
         """Open a session or owe a refusal."""
-        self._unknown.pop(session_id, None)
+        self._forget(session_id)
         try:
             self._table.open(self._key(session_id), spec, limits)
         except SessionRefused as refusal:
@@ -77,7 +81,7 @@ class DraftLink:
         try:
             self._table.commit(self._key(session_id), base_len, token_ids, features)
         except UnknownSession:
-            self._stale.pop(session_id, None)
+            self._forget(session_id)
             self._count("unknown_session")
             if len(self._unknown) < _MAX_NOTES:
                 self._unknown[session_id] = None
@@ -86,12 +90,12 @@ class DraftLink:
         except Exception as error:
             self._fail([session_id], "commit", error)
         else:
+            self.sent.commit(session_id, base_len, token_ids)
             self._touch(session_id)
 
     def close(self, session_id: int) -> None:
         """Forget a session and all that is owed about it."""
-        self._stale.pop(session_id, None)
-        self._unknown.pop(session_id, None)
+        self._forget(session_id)
         self._refusals.pop(session_id, None)
         self._table.close(self._key(session_id))
 
@@ -112,10 +116,15 @@ class DraftLink:
     async def answers(self) -> AsyncIterator[Answer]:
         """Yield an answer whenever one is owed, until the stream has ended."""
         while not (self._has_ended and not self._owes_answer):
-            await self._news.wait()
+            if not self._growing:
+                await self._news.wait()
             self._news.clear()
-            if self._owes_answer:
-                yield await self._answer()
+            has_notes = bool(self._unknown or self._refusals or self._owes_drain)
+            answer = await self._answer()
+            if has_notes or answer.drafts or answer.unknown_session_ids:
+                yield answer
+            else:
+                await asyncio.sleep(0)
 
     @property
     def _owes_answer(self) -> bool:
@@ -128,9 +137,22 @@ class DraftLink:
             is_draining=self._is_draining,
         )
         stale, self._stale = self._stale, {}
+        growing, self._growing = self._growing, {}
         self._unknown, self._refusals, self._owes_drain = {}, {}, False
-        answer.drafts = await self._propose(stale, answer)
+        for session_id, draft in (await self._propose({**stale, **growing}, answer)).items():
+            if self._is_worth_saying(session_id, draft, is_owed=session_id in stale):
+                answer.drafts[session_id] = draft
+                self.sent.send(session_id, draft)
         return answer
+
+    def _is_worth_saying(self, session_id: int, draft: Draft, *, is_owed: bool) -> bool:
+        if self._key(session_id) not in self._table:
+            return False
+        if draft.may_grow:
+            self._growing[session_id] = None
+            if not draft.tree.num_nodes:
+                return False
+        return is_owed or self.sent.is_news(session_id, draft)
 
     async def _propose(self, session_ids: dict[int, None], answer: Answer) -> dict[int, Draft]:
         jobs = {}
@@ -155,8 +177,13 @@ class DraftLink:
         self._stale[session_id] = None
         self._news.set()
 
+    def _forget(self, session_id: int) -> None:
+        for owed in (self._stale, self._growing, self._unknown):
+            owed.pop(session_id, None)
+        self.sent.forget(session_id)
+
     def _refuse(self, session_id: int, refusal: SessionRefused) -> None:
-        self._stale.pop(session_id, None)
+        self._forget(session_id)
         self._count(refusal.cause.value)
         if len(self._refusals) < _MAX_NOTES:
             self._refusals[session_id] = refusal

@@ -23,6 +23,8 @@ class DraftState:
     num_streams: Callable[[], int]
     problems: Callable[[], Mapping[str, int]]
     """Malformed, unknown and refused items of streams that have ended, by kind."""
+    ahead: Callable[[], Mapping[str, int]]
+    """How far ahead of commits trees were; see ``SentTrees.counts``."""
 
 
 class DraftMetrics:
@@ -71,7 +73,26 @@ class DraftMetrics:
         )
         for kind, number in sorted(state.problems().items()):
             problems.add_metric((self._drafter, kind), number)
-        return (sessions, streams, evicted, problems)
+        return (sessions, streams, evicted, problems, *self._collect_ahead())
+
+    def _collect_ahead(self) -> Iterable[Metric]:
+        counts = self._state.ahead()
+        commits = CounterMetricFamily(
+            "paceline_draft_ahead_commits",
+            "Commits: hit when something of the newest tree was left behind them, else miss.",
+            labels=("drafter", "outcome"),
+        )
+        for outcome in ("hit", "miss"):
+            commits.add_metric((self._drafter, outcome), counts.get(outcome, 0))
+        yield commits
+        for key, name, text in (
+            ("tokens_ahead", "tokens_ahead", "Depth of what was left behind commits, summed."),
+            ("sent", "sent_tokens", "Nodes sent, none twice."),
+            ("followed", "followed_tokens", "Nodes sent that commits went along."),
+        ):
+            family = CounterMetricFamily(f"paceline_draft_{name}", text, labels=("drafter",))
+            family.add_metric((self._drafter,), counts.get(key, 0))
+            yield family
 
 
 class MeasuredProposer:

@@ -59,6 +59,7 @@ async def running_server(settings: DraftSettings, drafter: Drafter) -> AsyncIter
         num_evicted=lambda: table.num_evicted,
         num_streams=lambda: servicer.num_streams,
         problems=lambda: servicer.problems,
+        ahead=lambda: servicer.ahead_counts(),
     )
     proposer = MeasuredProposer(proposer_for(drafter), DraftMetrics(registry, name, state))
     servicer = DraftServicer(

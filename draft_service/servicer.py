@@ -43,11 +43,16 @@ class DraftServicer(DraftServiceServicer):
         self._is_draining = False
         self.problems: Counter[str] = Counter()
         """Problems of streams that have ended, by kind."""
+        self._ended_counts: Counter[str] = Counter()
 
     @property
     def num_streams(self) -> int:
         """Streams that are open."""
         return len(self._links)
+
+    def ahead_counts(self) -> Counter[str]:
+        """Return how far ahead of commits the trees of all streams were; see ``SentTrees``."""
+        return sum((link.sent.counts for link in self._links), self._ended_counts.copy())
 
     async def GetCapabilities(
         self,
@@ -89,6 +94,7 @@ class DraftServicer(DraftServiceServicer):
             await asyncio.gather(reader, return_exceptions=True)
             self._links.discard(link)
             self.problems.update(link.problems)
+            self._ended_counts.update(link.sent.counts)
             link.free()
             log.info("stream_closed", stream_id=stream_id, problems=dict(link.problems))
 
