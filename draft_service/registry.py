@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeAlias
 
+from draft_service.composite import CompositeDrafter, CompositeOptions
 from draft_service.drafter import Drafter
 from draft_service.ngram import NgramDrafter, NgramOptions
 from draft_service.settings import DraftSettings
@@ -53,4 +54,19 @@ def _create_ngram(settings: DraftSettings) -> Drafter:
     )
 
 
-_OWN: dict[str, DrafterFactory] = {"ngram": _create_ngram}
+def _create_composite(settings: DraftSettings) -> Drafter:
+    members = [
+        create_drafter(settings.model_copy(update={"drafter": name}))
+        for name in settings.composite_members
+    ]
+    return CompositeDrafter(
+        members,
+        CompositeOptions(
+            min_probability=settings.composite_min_probability,
+            max_sure_tokens=settings.composite_max_sure_tokens,
+            min_gain=settings.composite_min_gain,
+        ),
+    )
+
+
+_OWN: dict[str, DrafterFactory] = {"ngram": _create_ngram, "composite": _create_composite}

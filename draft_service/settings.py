@@ -54,6 +54,30 @@ class DraftSettings(ServiceSettings):
     """Nodes are left out whose whole path is less likely than this. A row costs a verifier at
     least 1 to 2 % of a step, so that less likely nodes never pay."""
 
+    composite_members: list[str] = Field(default=["suffix", "onnx"], min_length=1, max_length=8)
+    """Drafters that ``composite`` combines, by their names in the registry. A matcher answers at
+    once, a model adds to it while the target verifies."""
+
+    composite_min_probability: float = Field(default=0.02, gt=0, lt=1)
+    """Nodes of the combined tree are left out whose whole path is less likely than this."""
+
+    composite_max_sure_tokens: float = Field(default=4.0, ge=0, le=64)
+    """A model rests while the matchers alone expect to have more tokens accepted than this: it
+    would slow down the target's machine, if shared, and add little to a passage being copied."""
+
+    composite_min_gain: float = Field(default=0.15, ge=0, le=64)
+    """Tokens per step that a model must add to the matchers' drafts, else it is paused for a
+    while. A row costs a verifier 1 to 5 % of a step, so that less hardly pays."""
+
+    @field_validator("composite_members")
+    @classmethod
+    def _has_distinct_members(cls, value: list[str]) -> list[str]:
+        if "composite" in value:
+            raise ValueError("a composite cannot be its own member")
+        if len(set(value)) < len(value):
+            raise ValueError("names a drafter twice")
+        return value
+
     @field_validator("ngram_max_len")
     @classmethod
     def _is_not_below_the_shortest(cls, value: int, info: ValidationInfo) -> int:

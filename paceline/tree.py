@@ -65,6 +65,32 @@ class TokenTree:
         """Return the child of ``node`` that carries ``token_id``, if there is one."""
         return self._children.get((node, token_id))
 
+    def children(self, node: int) -> tuple[int, ...]:
+        """Return the tokens of the children of ``node``, in node order."""
+        pairs = zip(self.token_ids, self.parents, strict=True)
+        return tuple(token_id for token_id, parent in pairs if parent == node)
+
+    def after(self, token_ids: Sequence[int]) -> TokenTree | None:
+        """Return what continues the path of ``token_ids``; None if the tree does not hold it."""
+        top = ROOT
+        for token_id in token_ids:
+            child = self.child(top, token_id)
+            if child is None:
+                return None
+            top = child
+        if top == ROOT:
+            return self
+        numbers = {top: ROOT}
+        for node in range(top + 1, self.num_nodes + 1):
+            if self.parents[node - 1] in numbers:
+                numbers[node] = len(numbers)
+        kept = [node - 1 for node in numbers if node != top]
+        return TokenTree(
+            tuple(self.token_ids[index] for index in kept),
+            tuple(numbers[self.parents[index]] for index in kept),
+            tuple(self.log_probs[index] for index in kept) if self.log_probs else (),
+        )
+
     def depths(self) -> tuple[int, ...]:
         """Return the depth of each node; children of the root have depth 1."""
         depths = [0]

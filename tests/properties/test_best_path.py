@@ -9,26 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.tree import TokenTree
+from tests.doubles.token_trees import token_trees
 from verify_service.engine.draft_trie import DraftTrie, TrieNode
 from verify_service.engines.tensorrt_llm.best_path import best_path
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> TokenTree:
-    parents = [draw(st.integers(0, index)) for index in range(draw(st.integers(0, 14)))]
-    taken: set[tuple[int, int]] = set()
-    kept: list[tuple[int, int]] = []
-    for parent in parents:
-        token = draw(st.integers(0, 5))
-        if parent <= len(kept) and (parent, token) not in taken:
-            taken.add((parent, token))
-            kept.append((token, parent))
-    probs = [draw(st.floats(0.01, 1.0)) for _ in kept]
-    return TokenTree(
-        tuple(token for token, _ in kept),
-        tuple(parent for _, parent in kept),
-        tuple(math.log(prob) for prob in probs),
-    )
 
 
 def expected_accepted(root: TrieNode, path: list[int]) -> float:
@@ -41,7 +24,7 @@ def expected_accepted(root: TrieNode, path: list[int]) -> float:
     return total
 
 
-@given(tree=trees(), limit=st.integers(0, 6))
+@given(tree=token_trees(max_nodes=14), limit=st.integers(0, 6))
 def test_no_path_of_the_trie_is_expected_to_be_accepted_further(
     tree: TokenTree, limit: int
 ) -> None:
