@@ -86,6 +86,7 @@ async def generate(
     *,
     temperature: float = 0.0,
     seed: int = 0,
+    pool: str | None = None,
 ) -> Run:
     """Generate once and return the answer with its times."""
     text, num_first = "", 0
@@ -99,6 +100,7 @@ async def generate(
         temperature=temperature,
         seed=seed,
         drafting=drafting,
+        pool=pool,
         return_token_ids=True,
         ignore_eos=True,
     ):

@@ -145,6 +145,119 @@ BAR_PROMPTS: Final = (
     ),
 )
 
+_SCORES = """\
+def average(scores):
+    if not scores:
+        return 0.0
+    return sum(scores) / len(scores)
+
+
+def best(scores, count=3):
+    return sorted(scores, reverse=True)[:count]
+
+
+def report(student, scores):
+    print(f"Student: {student}")
+    print(f"Average score: {average(scores):.1f}")
+    for number, score in enumerate(best(scores), 1):
+        print(f"  {number}. {score}")
+    if average(scores) < 50:
+        print("More practice is needed.")
+    return average(scores)
+"""
+
+_QUEUE = """\
+class JobQueue {
+  constructor(limit) {
+    this.limit = limit;
+    this.jobs = [];
+  }
+
+  push(job) {
+    if (this.jobs.length >= this.limit) {
+      throw new Error("the queue is full");
+    }
+    this.jobs.push(job);
+    return this.jobs.length;
+  }
+
+  pop() {
+    if (this.jobs.length === 0) {
+      return null;
+    }
+    return this.jobs.shift();
+  }
+}
+"""
+
+_PLANTS = """\
+The garden book as a table.
+
+Entry: We planted 12 tomatoes of the kind Roma on 4 April in bed 3, they need 2 litres a day.
+CSV: tomato,Roma,12,4 April,bed 3,2
+
+Entry: On 9 April 30 carrots of the kind Nantes went into bed 1, with 1 litre a day.
+CSV: carrot,Nantes,30,9 April,bed 1,1
+
+Entry: Bed 5 has got 8 pumpkins of the kind Hokkaido on 2 May, which need 4 litres a day.
+CSV: pumpkin,Hokkaido,8,2 May,bed 5,4
+
+Entry: 16 peppers of the kind Bianca were planted on 11 May in bed 2 and need 3 litres a day.
+CSV:"""
+
+_FLIGHTS = """\
+Flight messages and their records.
+
+Message: BT 214 from Riga to Oslo leaves gate C4 at 09:35 with 112 passengers.
+Record: {"flight": "BT 214", "from": "Riga", "to": "Oslo", "gate": "C4", "departure": "09:35", \
+"passengers": 112}
+
+Message: From gate A11 flight IB 3170 goes from Madrid to Porto at 14:05 with 87 passengers.
+Record: {"flight": "IB 3170", "from": "Madrid", "to": "Porto", "gate": "A11", \
+"departure": "14:05", "passengers": 87}
+
+Message: At 17:50 flight LO 281 with 140 passengers leaves gate B2 from Warsaw to London.
+Record:"""
+
+DRAFTER_PROMPTS: Final = (
+    *BAR_PROMPTS,
+    BenchPrompt(
+        "scores-edit",
+        "code edit",
+        _edit("scores.py", _SCORES, "The function report now calls the student a pupil."),
+        160,
+    ),
+    BenchPrompt(
+        "queue-edit",
+        "code edit",
+        _edit("queue.js", _QUEUE, "The method push now returns nothing.").replace("python", "js"),
+        160,
+    ),
+    BenchPrompt("plants-csv", "json extraction", _PLANTS, 160),
+    BenchPrompt("flights-json", "json extraction", _FLIGHTS, 160),
+    BenchPrompt(
+        "harbour-prose",
+        "prose",
+        "In the summer when I was nine years old my father took me to the harbour to see",
+    ),
+    BenchPrompt(
+        "rivers-prose",
+        "prose",
+        "Rivers have shaped the history of cities more than any other feature of the land.",
+    ),
+    BenchPrompt(
+        "stack-code",
+        "code",
+        '"""Stacks and queues."""\n\n\nclass Stack:\n    def __init__(self):\n',
+    ),
+    BenchPrompt(
+        "dates-code",
+        "code",
+        "from datetime import date, timedelta\n\n\ndef working_days(start, end):\n",
+    ),
+)
+"""Four of each kind: what drafters are compared on."""
+
 _LOSSLESS_OPENINGS: Final = (
     "The capital of France is",
     "def quicksort(values):",

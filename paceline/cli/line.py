@@ -30,7 +30,9 @@ POOL_SECONDS: Final = 5.0
 MIN_RESTART_SECONDS: Final = 0.5
 MAX_RESTART_SECONDS: Final = 30.0
 NO_DRAFTER: Final = "none"
-LOCAL_DRAFTERS: Final = ("ngram",)
+LOCAL_DRAFTERS: Final = ("ngram", "suffix", "onnx", "composite")
+MODEL_DRAFTERS: Final = ("onnx", "composite")
+"""Drafters that need a model of their own."""
 
 
 @dataclass(frozen=True, slots=True)

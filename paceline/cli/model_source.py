@@ -1,4 +1,7 @@
-"""Where the model of ``paceline up`` comes from: a folder, a GGUF file, or a package."""
+"""
+Where the models of ``paceline up`` come from: a folder, a GGUF file, or a package; the model of its
+drafter is made from the target's.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from paceline.errors import ConfigurationError
 from paceline.model_folder import read_model_folder
 
 DEMO_MODEL: Final = "gemma3-270m"
-CONVERT_SECONDS: Final = 3600.0
+PREPARE_SECONDS: Final = 3600.0
 
 
 def model_folder(path: Path, option: str = "--model") -> Path:
@@ -34,6 +37,12 @@ async def demo_model() -> Path:
     return await _converted("--packaged", DEMO_MODEL)
 
 
+async def draft_model(model: Path) -> Path:
+    """Return the folder of a small model that drafts for ``model``, made the first time."""
+    command = ("draft_service.export", "--model", str(model), "--no-report")
+    return await _prepared(command, f"a drafting model of {read_model_folder(model).name}")
+
+
 def _existing_file(path: Path) -> Path:
     if not path.is_file():
         raise ConfigurationError(f"--gguf {path}: there is no such file")
@@ -41,27 +50,35 @@ def _existing_file(path: Path) -> Path:
 
 
 async def _converted(option: str, source: str) -> Path:
+    try:
+        return await _prepared(("verify_service.convert", option, source), source)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option} {error.message}") from None
+
+
+async def _prepared(command: tuple[str, ...], what: str) -> Path:
+    """Run a module that makes a folder; its last line of output names the folder."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "verify_service.convert", option, source),
+        *(sys.executable, "-m", *command),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(CONVERT_SECONDS), progress(f"preparing {source}"):
+        async with asyncio.timeout(PREPARE_SECONDS), progress(f"preparing {what}"):
             folder, cause = await _followed(process)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode or not folder:
-        raise ConfigurationError(f"{option} {source} cannot be prepared: {cause}")
+        raise ConfigurationError(f"{what} cannot be prepared: {cause}")
     return Path(folder)
 
 
 async def _followed(process: asyncio.subprocess.Process) -> tuple[str, str]:
     """Pass progress on; return the last line of the output and the last error."""
-    cause = "the conversion said nothing"
+    cause = "the preparation said nothing"
     if process.stderr is not None:
         async for raw in process.stderr:
             line = raw.decode(errors="replace").rstrip()

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from paceline.cli.address import DEFAULT_ADDRESS, bindable_address, split_address
-from paceline.cli.line import LOCAL_DRAFTERS, NO_DRAFTER, Line, LinePlan
-from paceline.cli.model_source import converted_gguf, demo_model, model_folder
+from paceline.cli.line import LOCAL_DRAFTERS, MODEL_DRAFTERS, NO_DRAFTER, Line, LinePlan
+from paceline.cli.model_source import converted_gguf, demo_model, draft_model, model_folder
 from paceline.cli.terminal import say
 from paceline.errors import ConfigurationError
 from paceline.events import DraftPool
@@ -80,13 +80,17 @@ async def _serve(options: argparse.Namespace) -> None:
     listen = bindable_address(options.listen, "--listen")
     if options.draft not in {*LOCAL_DRAFTERS, NO_DRAFTER}:
         split_address(options.draft, "--draft")
+    draft_arguments = _words(options.draft_args, "--draft-args")
+    model = await _model(options)
+    if options.draft in MODEL_DRAFTERS and "--onnx-model" not in draft_arguments:
+        draft_arguments += ("--onnx-model", str(await draft_model(model)))
     plan = LinePlan(
-        model=await _model(options),
+        model=model,
         log_folder=options.log_dir or _state_folder() / f"up-{listen.rpartition(':')[2]}",
         listen=listen,
         draft=options.draft,
         verify_arguments=_words(options.verify_args, "--verify-args"),
-        draft_arguments=_words(options.draft_args, "--draft-args"),
+        draft_arguments=draft_arguments,
         gateway_arguments=_words(options.gateway_args, "--gateway-args"),
     )
     say(f"starting the line; logs: {plan.log_folder}")
