@@ -9,7 +9,23 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from bench import budget, first_token, flip, load_curve, losslessness, speedups, wire
+from bench import (
+    budget,
+    budget_sweep,
+    failover,
+    first_token,
+    flip,
+    fuzz,
+    gateway_cost,
+    load_curve,
+    losslessness,
+    onnx_drafter,
+    soak,
+    speedups,
+    structured,
+    suffix,
+    wire,
+)
 from bench.bar import Bar
 from bench.demo_line import BUILD
 from paceline.cli.terminal import say
@@ -21,8 +37,16 @@ SCRIPTS: Final[Mapping[str, Callable[[], Awaitable[list[Bar]]]]] = {
     "speedups": speedups.measure,
     "losslessness": losslessness.measure,
     "budget": budget.measure,
+    "budget-sweep": budget_sweep.measure,
+    "fuzz": fuzz.measure,
+    "soak": soak.measure,
+    "structured": structured.measure,
+    "suffix": suffix.measure,
     "load": load_curve.measure,
     "flip": flip.measure,
+    "failover": failover.measure,
+    "gateway-cost": gateway_cost.measure,
+    "onnx": onnx_drafter.measure,
 }
 
 

@@ -114,8 +114,11 @@ class PolicyLoop(ClosedLoop):
         """Do one step and report it to the policy."""
         output = super().step()
         for step in output.steps:
+            stream = self._policy_streams.get(step.sequence_id)
+            if stream is None:
+                continue
             self.controller.observe_step(
-                POOL,
+                stream,
                 Step(
                     step.token_ids,
                     num_drafted=step.num_drafted,

@@ -3,7 +3,9 @@ Verification steps on a CUDA GPU: ``python -m bench.gpu_step``, at most 6 minute
 
 Checks that trees are verified as chains would be, then prints for an 8B-shaped bf16 model with
 random weights: the copy bandwidth, steps of 1 to 64 rows at batch 1, 8, 32 and 128, their share of
-that bandwidth, host overhead and the cost of accepting. Without a GPU it checks and says so.
+that bandwidth, host overhead, the cost of choosing and of accepting; the same for the torch target
+at batch 1. Steps run in the product's own graphs. Without a GPU it checks and says so;
+``--dry-run`` goes through every part on the CPU with a tiny model, and its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -13,256 +15,212 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from bench.gpu_decoder import LLAMA_8B, TINY, Decoder, DecoderShape, StaticStep
+from bench.gpu_batches import (
+    PREFILL_SPANS,
+    blocks_per_span,
+    path_to,
+    prefill_batches,
+    tree_batch,
+)
+from bench.gpu_check import Machine, check, greedy, noisy
+from bench.gpu_decoder import LLAMA_8B, TINY, Decoder, DecoderGraphs, DecoderShape
+from bench.gpu_onnx import check_drafter
+from bench.gpu_target import load_target
 from paceline.tree import TokenTree
 from verify_service.engine.acceptance import walk
-from verify_service.targets.row_buckets import MAX_SPAN_ROWS, RowBuckets, num_tiles_of
-from verify_service.targets.target import FlatBatch, RowSpan
+from verify_service.engine.row_choices import RowDraw, drawn_choices
+from verify_service.targets.captured_forward import CudaGraphs, PlainRuns
+from verify_service.targets.kv_cache import PagedKv
+from verify_service.targets.packed_attention import triton_kernel
+from verify_service.targets.row_buckets import RowBuckets
+from verify_service.targets.target import FlatBatch
+from verify_service.targets.tree_kernel import KernelInputs, KernelTraits, Partials
+from verify_service.targets.tree_kernel import attend_reference as reference
 
 BUDGET_SECONDS = 330.0
-CONTEXT = 512
-ROWS = (1, 2, 4, 8, 16, 32, 64)
-BATCHES = (1, 8, 32, 128)
-MAX_TIE_GAP = 0.1
-"""Logits this close count as tied; with random weights their standard deviation is about 1."""
 COPY_BYTES = 2 << 30
 MIN_SHARE, MAX_16_ROWS, MAX_64_ROWS, MAX_ACCEPT = 0.80, 1.10, 1.25, 0.03
+HEAD = "batch  rows/seq   step ms   x plain   share of copy   host ms   choose ms   accept ms"
 
 
-def spans_of(
-    shape: DecoderShape, num_spans: int, num_rows: int, context: int, *, tree: bool
-) -> FlatBatch:
-    """Return a batch of equal spans; ``tree``: two branches below each row, else one chain."""
-    per_span = -(-(context + MAX_SPAN_ROWS) // shape.block_size)
-    parents = [(row - 1) // 2 if tree and row else row - 1 for row in range(num_rows)]
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return FlatBatch(
-        tuple(
-            RowSpan(
-                token_ids=tuple((17 * row + 5 * index + 1) % 97 for row in range(num_rows)),
-                positions=tuple(context + depth for depth in depths),
-                parents=tuple(parents),
-                context_len=context,
-                block_table=tuple(range(index * per_span, (index + 1) * per_span)),
-                logit_rows=tuple(range(num_rows)),
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    shape: DecoderShape
+    dtype: torch.dtype
+    context: int
+    batches: tuple[int, ...]
+    rows: tuple[int, ...]
+    repeats: int
+    copy_bytes: int
+
+
+FULL = Plan(
+    LLAMA_8B, torch.bfloat16, 512, (1, 8, 32, 128), (1, 2, 4, 8, 16, 32, 64), 15, COPY_BYTES
+)
+DRY = Plan(TINY, torch.float32, 9, (1, 2), (1, 16), 1, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of one kind of step."""
+
+    device: float
+    host: float
+    """Packing, launching and waiting beyond the device's own time."""
+    choose: float
+    """Choices with noise at every row, on the device, and their copy to the host."""
+    accept: float
+    """Walks of all trees and one move of the accepted paths' KV."""
+
+
+class Bench:
+    """Measures one plan on one machine."""
+
+    def __init__(self, machine: Machine, plan: Plan, started: float) -> None:
+        self.machine = machine
+        self.plan = plan
+        self._started = started
+        self._is_cuda = machine.device.type == "cuda"
+        self.bandwidth = 0.0
+        self.bars: dict[str, bool] = {}
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() - self._started > BUDGET_SECONDS
+
+    def copy(self) -> None:
+        """Print bytes per second of a large copy, read and written both counted."""
+        count, device = self.plan.copy_bytes, self.machine.device
+        source = torch.zeros(count, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        self.bandwidth = 2 * count / self.seconds(partial(_ignore, target.copy_, source))
+        print(f"copy         {self.bandwidth / 1e9:.0f} GB/s, read and written")
+
+    def steps(self) -> None:
+        """Print the table of steps of the decoder."""
+        plan, size = self.plan, self.plan.shape.block_size
+        num_blocks = plan.batches[-1] * blocks_per_span(plan.context, size)
+        decoder = Decoder(plan.shape, num_blocks, plan.dtype, self.machine.device)
+        most = tree_batch(1, 64, plan.context, size)
+        graphs = self._graphs(decoder, most, min(plan.batches[-1], PREFILL_SPANS))
+        for chunk in prefill_batches(plan.batches[-1], plan.context, size):
+            graphs.captured.forward(chunk)
+        del graphs
+        print(f"model        {decoder.step_bytes / 1e9:.3g} GB of weights read per step")
+        print(HEAD)
+        for num_spans in plan.batches:
+            plain = 0.0
+            for num_rows in plan.rows:
+                if self.is_late:
+                    print("out of time: the rest is not measured")
+                    self.bars["measured in time"] = False
+                    return
+                cost = self._cost(decoder, num_spans, num_rows)
+                plain = plain or cost.device
+                self._row(num_spans, num_rows, cost, plain, decoder.step_bytes)
+
+    def target(self) -> None:
+        """Print steps of the torch target at batch 1, transformers' own layers and all."""
+        plan, shape = self.plan, self.plan.shape
+        loaded = load_target(shape, self.machine, plan.dtype, plan.context, plan.rows[-1])
+        plain = 0.0
+        for num_rows in plan.rows:
+            batch = tree_batch(1, num_rows, plan.context, shape.block_size)
+            seconds = self.seconds(partial(_ignore, loaded.target.forward, batch))
+            plain = plain or seconds
+            share = loaded.step_bytes / seconds / self.bandwidth
+            print(
+                f"torch target {num_rows:3} rows  {seconds * 1e3:8.3f} ms  {seconds / plain:6.3f} "
+                f"x plain  {share:6.1%} of copy, packing and launching included"
             )
-            for index in range(num_spans)
-        )
-    )
 
+    def seconds(self, run: Callable[[], None]) -> float:
+        """Return the median time of one call on the device."""
+        run()
+        return statistics.median(self._timed(run) for _ in range(self.plan.repeats))
 
-def step_for(decoder: Decoder, batch: FlatBatch, num_processors: int) -> StaticStep:
-    """Return the static step that serves a batch."""
-    tiles = sum(num_tiles_of(span.num_rows) for span in batch.spans)
-    buckets = RowBuckets(
-        max(batch.num_rows, 1), len(batch.spans), decoder.shape.num_kv_heads, num_processors
-    )
-    shape = buckets.shape_for(batch.num_rows, tiles)
-    if shape is None:
-        raise SystemExit(f"no graph fits {batch.num_rows} rows in {tiles} tiles")
-    blocks = max(len(span.block_table) for span in batch.spans)
-    return StaticStep(decoder, shape, len(batch.spans), blocks)
-
-
-def prefill(decoder: Decoder, shape: DecoderShape, num_spans: int, length: int) -> None:
-    """Store a context for every span, in chains as long as the kernel takes."""
-    for start in range(0, length, MAX_SPAN_ROWS):
-        rows = min(MAX_SPAN_ROWS, length - start)
-        full = spans_of(shape, num_spans, rows, start, tree=False)
-        tables = spans_of(shape, num_spans, 1, length, tree=False).spans
-        spans = tuple(
-            RowSpan(s.token_ids, s.positions, s.parents, start, t.block_table, s.logit_rows)
-            for s, t in zip(full.spans, tables, strict=True)
-        )
-        for first in range(0, num_spans, 16):
-            chunk = FlatBatch(spans[first : first + 16])
-            step = step_for(decoder, chunk, 8)
-            step.load(chunk)
-            step.launch()
-
-
-def check(device: torch.device, dtype: torch.dtype, num_processors: int) -> bool:
-    """Verify a tree and each of its paths as a chain; say whether every choice is the same."""
-    context, num_rows = 11, 31
-    decoder = Decoder(TINY, 256, dtype, device)
-    prefill(decoder, TINY, 3, context)
-    tree = spans_of(TINY, 3, num_rows, context, tree=True)
-    step = step_for(decoder, tree, num_processors)
-    if device.type == "cuda":
-        step.capture()
-    step.load(tree)
-    step.launch()
-    step.choices()
-    tree_logits = step.logits.float().clone()
-    worst, num_ties, num_wrong = 0.0, 0, 0
-    for leaf in range(num_rows // 2, num_rows):
-        path = _path_to(leaf)
-        chain = _chain(tree, path, context)
-        single = step_for(decoder, chain, num_processors)
-        single.load(chain)
-        single.launch()
-        for index, span in enumerate(tree.spans):
-            rows = [index * span.num_rows + row for row in path]
-            ours = tree_logits[rows]
-            theirs = single.logits.float()[index * len(path) : (index + 1) * len(path)]
-            worst = max(worst, float((ours - theirs).abs().max()))
-            ties, wrong = _compare(ours, theirs)
-            num_ties, num_wrong = num_ties + ties, num_wrong + wrong
-    print(
-        f"correctness  {device.type} {str(dtype).removeprefix('torch.')}: tree against chains, "
-        f"largest logit difference {worst:.2g}, {num_ties} near ties, {num_wrong} wrong"
-    )
-    return num_wrong == 0
-
-
-def _path_to(leaf: int) -> list[int]:
-    path = [leaf]
-    while path[-1] > 0:
-        path.append((path[-1] - 1) // 2)
-    return path[::-1]
-
-
-def _chain(tree: FlatBatch, path: Sequence[int], context: int) -> FlatBatch:
-    return FlatBatch(
-        tuple(
-            RowSpan(
-                token_ids=tuple(span.token_ids[row] for row in path),
-                positions=tuple(range(context, context + len(path))),
-                parents=tuple(range(-1, len(path) - 1)),
-                context_len=context,
-                block_table=span.block_table,
-                logit_rows=tuple(range(len(path))),
-            )
-            for span in tree.spans
-        )
-    )
-
-
-def _compare(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[int, int]:
-    """Return how many choices differ by a near tie, and how many by more."""
-    ties = wrong = 0
-    for row in range(ours.shape[0]):
-        left, right = int(ours[row].argmax()), int(theirs[row].argmax())
-        if left != right:
-            gap = float(theirs[row][right] - theirs[row][left])
-            ties, wrong = (ties + 1, wrong) if gap <= MAX_TIE_GAP else (ties, wrong + 1)
-    return ties, wrong
-
-
-def gpu_seconds(run: Callable[[], None], repeats: int) -> float:
-    """Return the median time of one call on the GPU."""
-    run()
-    times: list[float] = []
-    for _ in range(repeats):
+    def _timed(self, run: Callable[[], None]) -> float:
+        if not self._is_cuda:
+            begun = time.perf_counter()
+            run()
+            return time.perf_counter() - begun
         begin, end = _event(), _event()
         begin.record()
         run()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) / 1000)
-    return statistics.median(times)
+        return float(begin.elapsed_time(end)) / 1000
 
+    def _graphs(self, decoder: Decoder, like: FlatBatch, num_spans: int) -> DecoderGraphs:
+        """Return graphs up to ``num_spans`` spans like that of a batch."""
+        span = like.spans[0]
+        buckets = RowBuckets(
+            num_spans * span.num_rows,
+            num_spans,
+            decoder.shape.num_kv_heads,
+            num_processors=self.machine.num_processors,
+        )
+        machine = self.machine
+        blocks = len(span.block_table)
+        return DecoderGraphs(decoder, buckets, blocks, machine.graphs, machine.kernel)
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has none
+    def _cost(self, decoder: Decoder, num_spans: int, num_rows: int) -> StepCost:
+        plan = self.plan
+        batch = tree_batch(num_spans, num_rows, plan.context, decoder.shape.block_size)
+        captured = self._graphs(decoder, batch, num_spans).captured
+        graph = captured.prepare(batch)
+        if graph is None:
+            raise RuntimeError(f"no graph fits {batch.num_rows} rows")
+        device = self.seconds(graph.replay)
+        count = batch.num_logit_rows
 
+        def step(draws: Sequence[RowDraw]) -> list[int]:
+            logits = captured.forward(batch)
+            chosen = [] if logits is None else drawn_choices(logits, draws)
+            return [0 if choice is None else choice.token_id for choice in chosen]
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Return bytes per second of a large copy, read and written both counted."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
+        with_host = self._wall(lambda: step(greedy(count)))
+        with_noise = self._wall(lambda: step(noisy(count)))
+        choices = step(greedy(count))
+        accept = self._wall(lambda: _accept(decoder.kv, batch, choices))
+        host = max(with_host - device, 0.0)
+        return StepCost(device, host, max(with_noise - with_host, 0.0), accept)
 
-    def copy() -> None:
-        target.copy_(source)
+    def _wall(self, run: Callable[[], object]) -> float:
+        run()
+        self._wait()
+        times: list[float] = []
+        for _ in range(self.plan.repeats):
+            begun = time.perf_counter()
+            run()
+            self._wait()
+            times.append(time.perf_counter() - begun)
+        return statistics.median(times)
 
-    return 2 * COPY_BYTES / gpu_seconds(copy, 10)
+    def _wait(self) -> None:
+        if self._is_cuda:
+            torch.cuda.synchronize()
 
-
-def measure(device: torch.device, started: float) -> bool:
-    """Print the table; say whether all bars were met."""
-    properties = torch.cuda.get_device_properties(device)
-    bandwidth = copy_bandwidth(device)
-    print(f"gpu          {properties.name}, {properties.multi_processor_count} processors")
-    print(f"copy         {bandwidth / 1e9:.0f} GB/s")
-    shape = LLAMA_8B
-    num_blocks = BATCHES[-1] * -(-(CONTEXT + MAX_SPAN_ROWS) // shape.block_size)
-    decoder = Decoder(shape, num_blocks, torch.bfloat16, device)
-    prefill(decoder, shape, BATCHES[-1], CONTEXT)
-    torch.cuda.synchronize()
-    print(f"model        8B-shaped bf16, {decoder.step_bytes / 1e9:.1f} GB read per step")
-    print("batch  rows/seq   step ms   x plain   share of copy bandwidth   host ms   accept ms")
-    bars: dict[str, bool] = {}
-    for num_spans in BATCHES:
-        plain = 0.0
-        for num_rows in ROWS:
-            if time.monotonic() - started > BUDGET_SECONDS:
-                print("out of time: the rest is not measured")
-                return False
-            seconds, host, accept = _one(decoder, num_spans, num_rows, properties)
-            plain = plain or seconds
-            share = decoder.step_bytes / seconds / bandwidth
-            print(
-                f"{num_spans:5}  {num_rows:8}  {seconds * 1e3:8.3f}  {seconds / plain:8.3f}  "
-                f"{share:24.1%}  {host * 1e3:8.3f}  {accept * 1e3:10.3f}"
-            )
-            if num_spans == 1:
-                bars |= _bars(num_rows, share, seconds / plain, accept / seconds)
-    for name, is_met in bars.items():
-        print(f"bar          {name}: {'met' if is_met else 'MISSED'}")
-    return all(bars.values())
-
-
-def _one(
-    decoder: Decoder, num_spans: int, num_rows: int, properties: object
-) -> tuple[float, float, float]:
-    """Return GPU time, host overhead and the cost of accepting, in seconds, of one kind of step."""
-    batch = spans_of(decoder.shape, num_spans, num_rows, CONTEXT, tree=num_rows > 1)
-    step = step_for(decoder, batch, int(getattr(properties, "multi_processor_count", 132)))
-    step.load(batch)
-    step.capture()
-    seconds = gpu_seconds(step.launch, 15)
-    begun = time.perf_counter()
-    for _ in range(10):
-        step.load(batch)
-        step.launch()
-        choices = step.choices()
-    host = max((time.perf_counter() - begun) / 10 - seconds, 0.0)
-    begun = time.perf_counter()
-    for _ in range(10):
-        _accept(decoder, batch, choices)
-        torch.cuda.synchronize()
-    accept = (time.perf_counter() - begun) / 10
-    del step
-    torch.cuda.empty_cache()
-    return seconds, host, accept
-
-
-def _accept(decoder: Decoder, batch: FlatBatch, choices: Sequence[int]) -> None:
-    """Walk every tree and move the KV of a path of the usual length to where it belongs."""
-    sources: list[int] = []
-    first_row = 0
-    for span in batch.spans:
-        parents = tuple(parent for parent in span.parents[1:])
-        tree = TokenTree(tuple(range(span.num_rows - 1)), parents)
-        of_span = choices[first_row : first_row + span.num_rows]
-        _walk(tree, of_span)
-        first = span.block_table[0] * decoder.shape.block_size + span.context_len
-        sources += [first + row for row in _path_to(span.num_rows - 1)]
-        first_row += span.num_rows
-    decoder.kv.move(sources, sources)
-
-
-def _walk(tree: TokenTree, choices: Sequence[int]) -> None:
-    def choose(node: int, path: Sequence[int]) -> int:
-        del path
-        return choices[node]
-
-    walk(tree, choose, int, len(choices))
+    def _row(
+        self, num_spans: int, num_rows: int, cost: StepCost, plain: float, step_bytes: int
+    ) -> None:
+        share, ratio = step_bytes / cost.device / self.bandwidth, cost.device / plain
+        print(
+            f"{num_spans:5}  {num_rows:8}  {cost.device * 1e3:8.3f}  {ratio:8.3f}  {share:14.1%}  "
+            f"{cost.host * 1e3:8.3f}  {cost.choose * 1e3:10.3f}  {cost.accept * 1e3:10.3f}"
+        )
+        if num_spans == 1:
+            self.bars |= _bars(num_rows, share, ratio, cost.accept / cost.device)
 
 
 def _bars(num_rows: int, share: float, ratio: float, accept: float) -> dict[str, bool]:
@@ -280,39 +238,115 @@ def _bars(num_rows: int, share: float, ratio: float, accept: float) -> dict[str,
             return {}
 
 
-def report_onnx() -> None:
-    """Say whether an ONNX drafter could run on the GPU."""
+def _accept(kv: PagedKv, batch: FlatBatch, choices: Sequence[int]) -> None:
+    """Walk every tree and move the KV of a path of the usual length to where it belongs."""
+    sources: list[int] = []
+    first_row = 0
+    for span in batch.spans:
+        tree = TokenTree(tuple(range(span.num_rows - 1)), span.parents[1:])
+        of_span = choices[first_row : first_row + span.num_rows]
+        walk(tree, partial(_choice_at, of_span), int, len(of_span))
+        first = span.block_table[0] * kv.block_size + span.context_len
+        sources += [first + row for row in path_to(span.num_rows - 1)]
+        first_row += span.num_rows
+    kv.move(sources, sources)
+
+
+def _choice_at(choices: Sequence[int], node: int, path: Sequence[int]) -> int:
+    del path
+    return choices[node]
+
+
+def _reference_kernel(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    inputs: KernelInputs,
+    traits: KernelTraits,
+    partials: Partials,
+    out: torch.Tensor,
+) -> None:
+    """Stand in for the kernel where there is no GPU."""
+    del partials
+    reference(queries, keys, values, inputs, traits, out)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has none
+
+
+def _ignore(run: Callable[[Any], object], argument: object) -> None:
+    """Call for its time alone."""
+    run(argument)
+
+
+def host_machine() -> Machine:
+    """Return the CPU with everything that stands in for a GPU's."""
+    return Machine(torch.device("cpu"), PlainRuns(), _reference_kernel, num_processors=8)
+
+
+def cuda_machine() -> Machine | None:
+    """Return the GPU, or None after a line that says what is missing."""
+    if not torch.cuda.is_available():
+        print("gpu          no CUDA device: nothing is measured, the Triton kernel did not run")
+        return None
+    device = torch.device("cuda", torch.cuda.current_device())
+    properties = torch.cuda.get_device_properties(device)
+    print(f"gpu          {properties.name}, {properties.multi_processor_count} processors")
+    kernel = triton_kernel(device)
+    if kernel is None:
+        print("gpu          triton is absent: nothing is measured; install torch's CUDA build")
+        return None
+    return Machine(device, CudaGraphs(device), kernel, int(properties.multi_processor_count))
+
+
+def attempt(name: str, part: Callable[[], bool | None]) -> bool:
+    """Run one part; a part that cannot run costs a line, not the rest."""
     try:
-        import onnxruntime
-    except ImportError:
-        print("onnx         onnxruntime is absent")
-        return
-    providers = onnxruntime.get_available_providers()
-    if "CUDAExecutionProvider" in providers:
-        print("onnx         CUDA provider present; no drafter model was timed")
-    else:
-        print(f"onnx         no CUDA provider, only {', '.join(providers)}")
+        return part() is not False
+    except (RuntimeError, ImportError, ValueError, ArithmeticError) as error:
+        print(f"{name:12} failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}")
+        return False
+
+
+def run_parts(
+    machine: Machine | None, plan: Plan, started: float, options: argparse.Namespace
+) -> bool:
+    """Run every part that the machine allows; False: something is wrong or missed its bar."""
+    kinds = [(host_machine(), torch.float32)]
+    if machine is not None and machine.device.type == "cuda":
+        kinds += [(machine, torch.float16), (machine, torch.bfloat16)]
+    results = [attempt("correctness", partial(check, *kind)) for kind in kinds]
+    results.append(attempt("onnx", partial(check_drafter, options.onnx)))
+    if machine is None or options.check_only or not all(results):
+        return all(results)
+    bench = Bench(machine, plan, started)
+    parts = {"copy": bench.copy, "steps": bench.steps, "torch target": bench.target}
+    for name, part in parts.items():
+        if bench.is_late:
+            print(f"{name:12} out of time: not measured")
+        else:
+            results.append(attempt(name, part))
+    if machine.device.type != "cuda":
+        print("dry run      every part ran on the CPU; no figure above means anything")
+        return all(results)
+    for name, is_met in bench.bars.items():
+        print(f"bar          {name}: {'met' if is_met else 'MISSED'}")
+    return all(results) and all(bench.bars.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check, measure where there is a GPU, and return 0 unless something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check-only", action="store_true", help="measure nothing")
+    parser.add_argument("--dry-run", action="store_true", help="every part on the CPU, tiny")
+    parser.add_argument("--onnx", type=Path, default=None, help="an exported draft model's folder")
     options = parser.parse_args(arguments)
     started = time.monotonic()
     with torch.inference_mode():
-        is_right = check(torch.device("cpu"), torch.float32, 8)
-        if not torch.cuda.is_available():
-            print("no CUDA device: nothing was measured, the Triton kernel did not run")
-            report_onnx()
-            return 0 if is_right else 1
-        device = torch.device("cuda")
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        for dtype in (torch.float16, torch.bfloat16):
-            is_right = check(device, dtype, processors) and is_right
-        report_onnx()
-        if is_right and not options.check_only:
-            is_right = measure(device, started)
+        machine = host_machine() if options.dry_run else cuda_machine()
+        plan = DRY if options.dry_run else FULL
+        is_right = run_parts(machine, plan, started, options)
     print(f"took         {time.monotonic() - started:.0f} s")
     return 0 if is_right else 1
 

@@ -19,9 +19,9 @@ import torch
 
 from bench.bar import Bar
 from bench.closed_loop import DRAFTED, PLAIN, ClosedLoop, Measured
-from bench.line_chart import Line, line_chart
 from bench.simulated_drafter import SimulatedDrafter
 from bench.virtual_line import POOL, VirtualLine
+from paceline.cli.line_chart import Line, line_chart
 from paceline.cli.terminal import say
 from paceline.logs import configure_logging
 from verify_service.engine.draft_selection import BudgetMode

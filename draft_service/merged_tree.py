@@ -139,7 +139,8 @@ def merge_trees(
     """
     Return one tree of the nodes of all ``trees`` whose paths are the likeliest.
 
-    All nodes have estimates (see ``with_estimates``). Paths less likely than ``min_probability`` are left out.
+    All nodes have estimates (see ``with_estimates``). Paths less likely than ``min_probability``
+    are left out.
     """
     sources = [_Source(tree) for tree in trees]
     return _Merging(sources, mixer, limits, -math.log(min_probability)).grow()

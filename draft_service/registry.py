@@ -14,6 +14,10 @@ from typing import TypeAlias
 from draft_service.composite import CompositeDrafter, CompositeOptions
 from draft_service.drafter import Drafter
 from draft_service.ngram import NgramDrafter, NgramOptions
+from draft_service.onnx_drafter import OnnxDrafter
+from draft_service.onnx_manifest import read_onnx_folder
+from draft_service.onnx_runtime import load_graph
+from draft_service.onnx_session import OnnxOptions
 from draft_service.settings import DraftSettings
 from paceline.errors import ConfigurationError
 
@@ -54,6 +58,22 @@ def _create_ngram(settings: DraftSettings) -> Drafter:
     )
 
 
+def _create_suffix(settings: DraftSettings) -> Drafter:
+    try:
+        from draft_service.suffix import SuffixDrafter, SuffixOptions
+    except ImportError as error:
+        raise ConfigurationError(
+            f"setting drafter: suffix needs pip install 'paceline[draft]': {error}"
+        ) from error
+    return SuffixDrafter(
+        SuffixOptions(
+            min_probability=settings.suffix_min_probability,
+            corpus_tokens=settings.suffix_corpus_tokens,
+            corpus_tenants=settings.suffix_corpus_tenants,
+        )
+    )
+
+
 def _create_composite(settings: DraftSettings) -> Drafter:
     members = [
         create_drafter(settings.model_copy(update={"drafter": name}))
@@ -69,4 +89,29 @@ def _create_composite(settings: DraftSettings) -> Drafter:
     )
 
 
-_OWN: dict[str, DrafterFactory] = {"ngram": _create_ngram, "composite": _create_composite}
+def _create_onnx(settings: DraftSettings) -> Drafter:
+    if settings.onnx_model is None:
+        raise ConfigurationError(
+            "setting onnx_model: the drafter onnx needs a model folder; "
+            "make one: python -m draft_service.export"
+        )
+    folder = read_onnx_folder(settings.onnx_model)
+    graph, signature = load_graph(folder.graph, settings.onnx_provider, settings.onnx_threads)
+    options = OnnxOptions(
+        num_siblings=settings.onnx_siblings,
+        min_probability=settings.onnx_min_probability,
+        min_read_probability=settings.onnx_min_read_probability,
+        max_ahead_tokens=settings.onnx_max_ahead_tokens,
+        max_context_tokens=settings.onnx_max_context_tokens,
+        chunk_tokens=settings.onnx_chunk_tokens,
+        max_kv_tokens=settings.onnx_max_kv_tokens,
+    )
+    return OnnxDrafter(folder, graph, signature, options)
+
+
+_OWN: dict[str, DrafterFactory] = {
+    "ngram": _create_ngram,
+    "suffix": _create_suffix,
+    "composite": _create_composite,
+    "onnx": _create_onnx,
+}

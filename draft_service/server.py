@@ -20,6 +20,7 @@ from draft_service.settings import DraftSettings
 from paceline.admin import AdminServer
 from paceline.metrics import service_registry
 from paceline.serving import Server, termination_signal
+from paceline.tracing import open_tracer
 from paceline.v1 import draft_service_pb2
 from paceline.v1.draft_service_pb2_grpc import add_DraftServiceServicer_to_server
 
@@ -62,8 +63,9 @@ async def running_server(settings: DraftSettings, drafter: Drafter) -> AsyncIter
         ahead=lambda: servicer.ahead_counts(),
     )
     proposer = MeasuredProposer(proposer_for(drafter), DraftMetrics(registry, name, state))
+    tracer = open_tracer("draft", settings.otlp_endpoint, settings.trace_ratio)
     servicer = DraftServicer(
-        capabilities_to_proto(name, _version(), drafter.info, limits), table, proposer
+        capabilities_to_proto(name, _version(), drafter.info, limits), table, proposer, tracer
     )
     server = Server([SERVICE_NAME], with_reflection=settings.reflection)
     add_DraftServiceServicer_to_server(servicer, server.grpc)
@@ -83,6 +85,8 @@ async def running_server(settings: DraftSettings, drafter: Drafter) -> AsyncIter
         await server.stop(0)
         await proposer.aclose()
         await admin.aclose()
+        if tracer is not None:
+            await tracer.aclose()
 
 
 async def serve(settings: DraftSettings) -> None:

@@ -7,6 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import grpc.aio
@@ -15,7 +16,12 @@ import structlog
 from draft_service.codec import answer_to_proto, limits_from_proto, spec_from_proto
 from draft_service.link import DraftLink
 from draft_service.proposing import Proposer
+from draft_service.session_traces import SessionTraces
 from draft_service.sessions import SessionTable
+from paceline.errors import EngineFailed, InvalidRequest, PacelineError
+from paceline.status import rich_status
+from paceline.tracing import Tracer
+from paceline.unreadable import readable
 from paceline.v1.draft_service_pb2 import (
     DraftRequest,
     DraftResponse,
@@ -29,15 +35,29 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 DraftContext: TypeAlias = grpc.aio.ServicerContext[DraftRequest, DraftResponse]
 
 
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """One verifier's stream and the task that reads it; the task raises what is wrong with it."""
+
+    link: DraftLink
+    traces: SessionTraces
+    reader: asyncio.Task[None]
+
+
 class DraftServicer(DraftServiceServicer):
     """Serves any number of verifiers, each with its own stream, from one table of sessions."""
 
     def __init__(
-        self, capabilities: GetCapabilitiesResponse, table: SessionTable, proposer: Proposer
+        self,
+        capabilities: GetCapabilitiesResponse,
+        table: SessionTable,
+        proposer: Proposer,
+        tracer: Tracer | None = None,
     ) -> None:
         self._capabilities = capabilities
         self._table = table
         self._proposer = proposer
+        self._tracer = tracer
         self._links: set[DraftLink] = set()
         self._stream_ids = itertools.count(1)
         self._is_draining = False
@@ -66,9 +86,14 @@ class DraftServicer(DraftServiceServicer):
         self, request_iterator: AsyncIterable[DraftRequest], context: DraftContext
     ) -> AsyncIterator[DraftResponse]:
         """Answer a verifier's messages until its stream ends, then free its sessions."""
-        async with self._link(request_iterator, context.peer()) as link:
-            async for answer in link.answers():
-                yield answer_to_proto(answer)
+        try:
+            async with self._stream(request_iterator, context.peer()) as stream:
+                async for answer in stream.link.answers():
+                    stream.traces.proposed(answer.drafts)
+                    yield answer_to_proto(answer)
+                await stream.reader
+        except PacelineError as error:
+            await context.abort_with_status(rich_status(error))
 
     def drain(self) -> None:
         """Tell all verifiers, present and to come, that the service is about to stop."""
@@ -77,18 +102,19 @@ class DraftServicer(DraftServiceServicer):
             link.drain()
 
     @asynccontextmanager
-    async def _link(
+    async def _stream(
         self, requests: AsyncIterable[DraftRequest], peer: str
-    ) -> AsyncIterator[DraftLink]:
+    ) -> AsyncIterator[_Stream]:
         stream_id = next(self._stream_ids)
         link = DraftLink(stream_id, self._table, self._proposer)
         self._links.add(link)
         if self._is_draining:
             link.drain()
         log.info("stream_opened", stream_id=stream_id, peer=peer)
-        reader = asyncio.create_task(_read(requests, link))
+        traces = SessionTraces(stream_id, self._tracer, self._capabilities.max_sessions)
+        reader = asyncio.create_task(_read(requests, link, traces))
         try:
-            yield link
+            yield _Stream(link, traces, reader)
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
@@ -96,23 +122,33 @@ class DraftServicer(DraftServiceServicer):
             self.problems.update(link.problems)
             self._ended_counts.update(link.sent.counts)
             link.free()
+            traces.free()
             log.info("stream_closed", stream_id=stream_id, problems=dict(link.problems))
 
 
-async def _read(requests: AsyncIterable[DraftRequest], link: DraftLink) -> None:
+async def _read(
+    requests: AsyncIterable[DraftRequest], link: DraftLink, traces: SessionTraces
+) -> None:
     try:
-        async for request in requests:
-            _apply(request, link)
+        async for request in readable(requests):
+            _apply(request, link, traces)
+    except InvalidRequest as error:
+        log.warning("stream_unreadable", reason=error.reason)
+        raise
     except Exception as error:
         log.error("stream_failed", exc_info=error)
+        raise EngineFailed("the draft service met a fault of its own") from None
     finally:
         link.end()
 
 
-def _apply(request: DraftRequest, link: DraftLink) -> None:
+def _apply(request: DraftRequest, link: DraftLink, traces: SessionTraces) -> None:
     for opened in request.opens:
+        traces.opened(opened.session_id, opened.client_request_id, opened.traceparent)
         link.open(opened.session_id, spec_from_proto(opened), limits_from_proto(opened))
     for commit in request.commits:
+        traces.committed(commit.session_id)
         link.commit(commit.session_id, commit.base_len, tuple(commit.token_ids), commit.features)
     for closed in request.closes:
         link.close(closed.session_id)
+        traces.closed(closed.session_id)

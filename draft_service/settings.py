@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
@@ -53,6 +56,57 @@ class DraftSettings(ServiceSettings):
     ngram_min_probability: float = Field(default=0.02, gt=0, lt=1)
     """Nodes are left out whose whole path is less likely than this. A row costs a verifier at
     least 1 to 2 % of a step, so that less likely nodes never pay."""
+
+    suffix_min_probability: float = Field(default=0.02, gt=0, lt=1)
+    """Nodes of ``suffix`` are left out whose whole path is less likely than this, as with
+    ``ngram``. A suffix session holds about 80 bytes per token (at worst 150) and 0.03 MB, so 1024
+    of 8k tokens take about 0.7 GB, and the longest one 11 MB."""
+
+    suffix_corpus_tokens: int = Field(default=65_536, ge=0, le=16_777_216)
+    """Most tokens of earlier outputs that ``suffix`` keeps of one tenant, the oldest half going
+    when that many are there; 0: none. These take about 5 MB, at 80 bytes each. A tenant's corpus
+    drafts for sessions with exactly its name; sessions without a tenant have none."""
+
+    suffix_corpus_tenants: int = Field(default=64, ge=1, le=100_000)
+    """Tenants whose earlier outputs are kept, those active last; 64 take at most 0.35 GB."""
+
+    onnx_model: Path | None = None
+    """Folder with the model of the drafter ``onnx``: one that ``python -m draft_service.export``
+    has written, or ``model.onnx`` of another exporter beside its ``tokenizer.json``."""
+
+    onnx_provider: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs. ``auto``: on CUDA where the installed onnxruntime has it. ``cuda``
+    refuses to start elsewhere."""
+
+    onnx_threads: int = Field(default=0, ge=0, le=256)
+    """Threads of a pass on the CPU; 0: one per core. Fewer leave cores to a verifier beside it."""
+
+    onnx_siblings: int = Field(default=3, ge=1, le=16)
+    """Likeliest tokens after each token that the model has read. They cost no pass, and a
+    verifier takes only those that pay; beyond 3 they hardly ever do."""
+
+    onnx_min_probability: float = Field(default=0.02, gt=0, lt=1)
+    """Nodes are left out whose whole path is less likely than this, as with ``ngram``."""
+
+    onnx_min_read_probability: float = Field(default=0.15, gt=0, lt=1)
+    """The model reads on only along paths at least this likely. A pass costs a fifth of a small
+    target's step where both share a machine, and gains at most this many tokens."""
+
+    onnx_max_ahead_tokens: int = Field(default=24, ge=1, le=64)
+    """Tokens that the model reads beyond the committed ones; bounds what is wasted if the target
+    decides otherwise. A verifier takes 5 to 11 a step, so this covers two to three steps."""
+
+    onnx_max_context_tokens: int = Field(default=1024, ge=16, le=131_072)
+    """Latest tokens that the model sees, the first four besides. What is further back costs
+    memory and time and rarely decides the next token."""
+
+    onnx_chunk_tokens: int = Field(default=32, ge=1, le=65_536)
+    """Tokens of prompts that are read at a time, of all sessions. Other sessions wait for them: 32
+    take a small model on two cores about as long as a step takes its verifier."""
+
+    onnx_max_kv_tokens: int = Field(default=32_768, ge=64, le=16_777_216)
+    """Tokens in memory at once, of all sessions; the longest unused session gives way and is read
+    again when it is back. Gemma 3 270M takes 36 kB per token, so that these take 1.2 GB."""
 
     composite_members: list[str] = Field(default=["suffix", "onnx"], min_length=1, max_length=8)
     """Drafters that ``composite`` combines, by their names in the registry. A matcher answers at

@@ -13,7 +13,8 @@ class Counters:
     Counts that only grow.
 
     Names: ``requests`` (code), ``draft_fallbacks`` (cause), ``verifier_links_lost`` (address),
-    ``verifiers_refused`` (address, reason), ``failovers`` (reason), ``probes`` (pool).
+    ``verifiers_refused`` (address, reason), ``failovers`` (reason),
+    ``failovers_refused`` (reason), ``probes`` (pool), ``pool_choices`` (pool, cause).
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,6 @@ Methods of our own service only: health and reflection answer everybody.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -14,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from gateway.call_identity import request_id_of
 from gateway.caller import CURRENT
 from gateway.counters import Counters
 from gateway.credentials import Credentials
@@ -56,13 +56,13 @@ class Door(grpc.aio.ServerInterceptor):
         try:
             caller = self._credentials.caller(headers)
         except PacelineError as error:
-            return self._refusing(method.removeprefix(OWN_METHODS), error)
+            request_id = request_id_of("", handler_call_details.invocation_metadata)
+            return self._refusing(method.removeprefix(OWN_METHODS), error, request_id)
         CURRENT.set(caller)
         return _lenient(handler)
 
-    def _refusing(self, rpc: str, error: PacelineError) -> Handler:
+    def _refusing(self, rpc: str, error: PacelineError, request_id: str) -> Handler:
         async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            request_id = uuid.uuid4().hex
             code = status_code(error).name
             self._counters.increment("requests", rpc, code)
             log_refused(rpc=rpc, request_id=request_id, code=code, reason=error.reason)

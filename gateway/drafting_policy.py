@@ -10,6 +10,7 @@ from gateway.generation import (
     DraftingMode,
     DraftingWish,
     DraftPool,
+    PoolCause,
     PriorityClass,
 )
 
@@ -73,28 +74,6 @@ class Gate:
         return replace(self, next_probe=now + limits.probe_interval_seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptanceAverage:
-    """Moving average of accepted tokens over the steps that verified drafts."""
-
-    accepted: float = 0.0
-    num_steps: int = 0
-
-    WEIGHT = 0.03
-    MIN_STEPS = 32
-
-    def add(self, num_accepted: int) -> AcceptanceAverage:
-        """Return the average with one more step; the first steps weigh equally."""
-        num_steps = self.num_steps + 1
-        weight = max(self.WEIGHT, 1 / num_steps)
-        return AcceptanceAverage(self.accepted + weight * (num_accepted - self.accepted), num_steps)
-
-    @property
-    def length(self) -> float | None:
-        """1 + accepted tokens per step; None while there are too few steps."""
-        return 1 + self.accepted if self.num_steps >= self.MIN_STEPS else None
-
-
 def advance(gate: Gate, seen: Observation, limits: PolicyLimits) -> Gate:
     """Return the gate after an observation."""
     if gate.is_open:
@@ -147,6 +126,7 @@ def decide(
     gate: Gate,
     *,
     is_probe: bool = False,
+    cause: PoolCause = PoolCause.UNSPECIFIED,
 ) -> DraftingChoice:
     """
     Return which drafts a request uses.
@@ -154,10 +134,10 @@ def decide(
     A pool that cannot be reached right now is named all the same: it costs the verifier nothing,
     and drafts flow from the moment it is back.
     """
-    cause = _why_not(wish, priority, pool, gate, is_probe=is_probe)
-    if pool is None or cause not in _POOL_STAYS_NAMED:
-        return DraftingChoice(fallback=cause)
-    return DraftingChoice(pool.name, wish.max_draft_tokens, cause)
+    fallback = _why_not(wish, priority, pool, gate, is_probe=is_probe)
+    if pool is None or fallback not in _POOL_STAYS_NAMED:
+        return DraftingChoice(fallback=fallback)
+    return DraftingChoice(pool.name, wish.max_draft_tokens, fallback, cause)
 
 
 _POOL_STAYS_NAMED = frozenset({DraftFallback.UNSPECIFIED, DraftFallback.UNREACHABLE})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 class FinishReason(IntEnum):
@@ -33,6 +33,17 @@ class DraftFallback(IntEnum):
     PRIORITY = 8
     UNSUPPORTED = 9
     TOO_LONG = 10
+
+
+class PoolCause(IntEnum):
+    """Why a request drafts from one pool and not from another; numbers as on the wire."""
+
+    UNSPECIFIED = 0
+    REQUESTED = 1
+    ROUTED = 2
+    DEFAULT = 3
+    MEASURED = 4
+    TRIAL = 5
 
 
 class PriorityClass(IntEnum):
@@ -142,9 +153,11 @@ class DraftingWish:
 
     mode: DraftingMode = DraftingMode.AUTO
     pool: str = ""
-    """Empty: the gateway's default."""
+    """Empty: the gateway chooses."""
     max_draft_tokens: int = 0
     """0: the verifier's own limit."""
+    workload: str = ""
+    """The kind of text: which pool is best is measured for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +169,8 @@ class DraftingChoice:
     max_draft_tokens: int = 0
     fallback: DraftFallback = DraftFallback.UNSPECIFIED
     """Why drafts are not used or cannot be expected."""
+    cause: PoolCause = field(default=PoolCause.UNSPECIFIED, compare=False)
+    """Why this pool; verifiers are not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +214,8 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one engine step did for one sequence."""
+class Step(NamedTuple):
+    """What one engine step did for one sequence; made for every message, so it is a tuple."""
 
     token_ids: tuple[int, ...]
     num_drafted: int = 0

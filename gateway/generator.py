@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.admission import Admission, Room
 from gateway.counters import Counters
 from gateway.drafting_controller import DraftingController
+from gateway.failover_budget import FailoverBudget
 from gateway.generation import ModelInfo, SequenceRequest, StatisticsLevel
 from gateway.generation_request import GenerationRequest, Prompt
 from gateway.output import Output
@@ -19,7 +20,9 @@ from gateway.stop_strings import StopStrings
 from gateway.text_assembler import TextAssembler
 from gateway.tokenization import PromptTokenizer
 from gateway.verifier_pool import VerifierPool
+from gateway.workload import workload_of
 from paceline.errors import DeadlineExceeded, Unavailable
+from paceline.tracing import Tracer
 
 
 @dataclass(slots=True)
@@ -33,6 +36,9 @@ class Generator:
     counters: Counters
     limits: RequestLimits
     failover: FailoverLimits
+    budget: FailoverBudget
+    tracer: Tracer | None = None
+    """None: nothing is traced."""
 
     async def open(self, request: GenerationRequest, deadline: float) -> Relay:
         """
@@ -57,9 +63,9 @@ class Generator:
                 "the deadline passed before the request could start; allow more time"
             ) from None
 
-    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+    async def tokenize(self, prompt: Prompt, context_length: int) -> tuple[int, ...]:
         """Return a prompt's token ids; raises ``InvalidRequest``."""
-        check_prompt_size(prompt, self.limits.max_prompt_characters)
+        check_prompt_size(prompt, self.limits, context_length)
         return await self.tokenizer.encode(prompt)
 
     def context_length(self, model: str) -> int:
@@ -101,6 +107,7 @@ class Generator:
             room=room,
             counters=self.counters,
             failover=self.failover,
+            budget=self.budget,
         )
 
     def _output(
@@ -118,10 +125,13 @@ class Generator:
             min_tokens=stopping.min_tokens,
         )
         with_steps = request.statistics is StatisticsLevel.STEPS
+        wish = replace(request.drafting, workload=workload_of(request))
+        statistics = SpeculationRecord.at_level(with_steps=with_steps)
+        statistics.workload = wish.workload
         output = Output(
             text,
             sequence.limits,
-            SpeculationRecord.at_level(with_steps=with_steps),
+            statistics,
             include_stop=stopping.include_stop,
         )
         output.prime(request.resume_token_ids, prepared.stop_token_ids)
@@ -129,7 +139,8 @@ class Generator:
             index,
             sequence,
             output,
-            request.drafting,
+            wish,
             controller=self.controller,
             counters=self.counters,
+            tracer=self.tracer,
         )

@@ -26,12 +26,15 @@ LIVE: Final = frozenset(
         "default_deadline_seconds",
         "default_max_tokens",
         "max_prompt_characters",
+        "max_bytes_per_token",
         "max_running_to_draft",
         "min_acceptance_length",
         "drafting_dwell_seconds",
         "probe_interval_seconds",
         "max_failovers",
         "failover_wait_seconds",
+        "failover_burst",
+        "failovers_per_second",
     }
 )
 
@@ -48,12 +51,21 @@ def policy_limits(settings: GatewaySettings) -> PolicyLimits:
 
 def request_limits(settings: GatewaySettings) -> RequestLimits:
     """Return what requests may ask for."""
-    return RequestLimits(settings.default_max_tokens, settings.max_prompt_characters)
+    return RequestLimits(
+        settings.default_max_tokens,
+        settings.max_prompt_characters,
+        settings.max_bytes_per_token,
+    )
 
 
 def failover_limits(settings: GatewaySettings) -> FailoverLimits:
     """Return how hard requests try to go on."""
-    return FailoverLimits(settings.max_failovers, settings.failover_wait_seconds)
+    return FailoverLimits(
+        settings.max_failovers,
+        settings.failover_wait_seconds,
+        settings.failover_burst,
+        settings.failovers_per_second,
+    )
 
 
 class LiveSettings:
@@ -85,6 +97,7 @@ class LiveSettings:
         )
         generator.limits = request_limits(settings)
         generator.failover = failover_limits(settings)
+        generator.budget.resize(settings.failover_burst, settings.failovers_per_second)
         self._servicer.default_deadline_seconds = settings.default_deadline_seconds
 
 

@@ -41,6 +41,11 @@ _COUNTED: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
         "Outputs that went on at another verifier, by reason.",
         ("reason",),
     ),
+    "failovers_refused": (
+        "paceline_failovers_refused",
+        "Outputs that could not go on because too many moved already, by reason.",
+        ("reason",),
+    ),
     "verifier_links_lost": (
         "paceline_verifier_links_lost",
         "Streams to verifiers that ended unasked.",
@@ -53,8 +58,13 @@ _COUNTED: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
     ),
     "probes": (
         "paceline_draft_probes",
-        "Requests that drafted only to find out whether it pays again.",
+        "Requests that drafted from a pool only to find out what it is worth.",
         ("draft",),
+    ),
+    "pool_choices": (
+        "paceline_draft_pool_choices",
+        "Outputs that began to draft from a pool, by why it was that one.",
+        ("draft", "reason"),
     ),
 }
 """Counts by their name in ``Counters``: metric, help, labels."""

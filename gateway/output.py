@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
+from typing import NamedTuple
 
 from gateway.generation import FinishReason, Step, TokenLimits, TokenLogprobs
 from gateway.speculation_record import SpeculationRecord
@@ -20,8 +21,7 @@ class Ending:
     matched_stop: str | int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What an output gained since it was last looked at."""
 
     text: str

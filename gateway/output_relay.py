@@ -19,6 +19,7 @@ from gateway.output import Ending, Output, Piece
 from gateway.speculation_record import SpeculationRecord
 from gateway.verifier_link import VerifierLink
 from paceline.errors import DeadlineExceeded, EngineFailed, PacelineError, Unavailable
+from paceline.tracing import Span, SpanKind, Tracer
 
 VERIFIER_LOST = "VERIFIER_LOST"
 
@@ -40,6 +41,7 @@ class OutputRelay:
         *,
         controller: DraftingController,
         counters: Counters,
+        tracer: Tracer | None = None,
     ) -> None:
         self.index = index
         self.wish = wish
@@ -55,6 +57,8 @@ class OutputRelay:
         self._output = output
         self._controller = controller
         self._counters = counters
+        self._tracer = tracer
+        self._span: Span | None = None
         self._link: VerifierLink | None = None
         self._number = 0
         self._failure: PacelineError | None = None
@@ -90,6 +94,11 @@ class OutputRelay:
         """Tokens that nobody has taken yet."""
         return self._output.num_waiting
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the sequence ended early and nobody has asked why yet."""
+        return self._failure is not None
+
     def take(self) -> Piece:
         """Return what the output gained."""
         return self._output.take()
@@ -106,7 +115,12 @@ class OutputRelay:
         choice = self._controller.admit(link, self)
         self._note_choice(choice)
         emitted = tuple(self._output.token_ids)
-        request = replace(self._request, emitted_token_ids=emitted, drafting=choice)
+        request = replace(
+            self._request,
+            emitted_token_ids=emitted,
+            drafting=choice,
+            traceparent=self._start_span(link),
+        )
         self._number = link.open(request, self)
 
     def stop(self) -> None:
@@ -125,35 +139,61 @@ class OutputRelay:
         if self.num_new == 0 and self.num_failovers == 0:
             self.cached_prompt_tokens = step.cached_prompt_tokens
             self.queue_seconds = step.queue_seconds
-        error = _early_end(step.finish_reason)
-        self._output.add(step if error is None else _without_finish(step))
-        self._controller.observe_step(self._output.statistics.pool, step)
-        self._note_fallback(step.fallback)
+        self._controller.observe_step(self, step)
+        if step.fallback is not DraftFallback.UNSPECIFIED:
+            self._note_fallback(step.fallback)
         if step.finish_reason is not FinishReason.UNSPECIFIED:
-            self._detach()
-        elif self.is_finished:
-            self.stop()
-        if error is not None and not self.is_finished:
-            self._failure = error
+            self._take_last(step)
+        else:
+            self._output.add(step)
+            if self._output.ending is not None:
+                self.stop()
         self.on_change()
 
     def on_failure(self, error: PacelineError) -> None:
         """Take in that the verifier gave the sequence up."""
-        link = self._detach()
+        link = self._detach(error.reason)
         if link is not None and error.reason != VERIFIER_LOST:
             self.refused_by.add(link.address)
         self._failure = error
         self.on_change()
 
-    def _detach(self) -> VerifierLink | None:
+    def _take_last(self, step: Step) -> None:
+        error = _early_end(step.finish_reason)
+        self._output.add(step if error is None else _without_finish(step))
+        self._detach()
+        if error is not None and not self.is_finished:
+            self._failure = error
+
+    def _detach(self, error: str = "") -> VerifierLink | None:
         link, self._link = self._link, None
         if link is not None:
             self._controller.forget(link, self)
+        if self._span is not None:
+            self._span.end(error=error)
+            self._span = None
         return link
+
+    def _start_span(self, link: VerifierLink) -> str:
+        """Start the span of a stay at a verifier and return the context for the verifier's own."""
+        if self._tracer is None:
+            return self._request.traceparent
+        self._span = self._tracer.start(
+            "paceline.v1.VerifyService/Attach",
+            parent=self._request.traceparent,
+            kind=SpanKind.CLIENT,
+            attributes={
+                "server.address": link.address,
+                "paceline.output": self.index,
+                "paceline.failovers": self.num_failovers,
+            },
+        )
+        return self._span.traceparent
 
     def _note_choice(self, choice: DraftingChoice) -> None:
         if choice.pool:
             self._output.statistics.pool = choice.pool
+            self._output.statistics.pool_cause = choice.cause
         self._note_fallback(choice.fallback)
 
     def _note_fallback(self, cause: DraftFallback) -> None:
@@ -174,7 +214,7 @@ def _early_end(reason: FinishReason) -> PacelineError | None:
 
 
 def _without_finish(step: Step) -> Step:
-    return replace(step, finish_reason=FinishReason.UNSPECIFIED)
+    return step._replace(finish_reason=FinishReason.UNSPECIFIED)
 
 
 def _nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.field_checks import check_at_most, check_token_ids, refusal
@@ -31,6 +32,8 @@ class RequestLimits:
 
     default_max_tokens: int
     max_prompt_characters: int
+    max_bytes_per_token: int
+    """A text that would need tokens longer than this on average to fit is not tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ async def prepare(
     """Return what to ask a verifier for; raises ``InvalidRequest`` naming the field at fault."""
     sampling = _sampling(request, info)
     _check_pool(request, info)
-    check_prompt_size(request.prompt, limits.max_prompt_characters)
+    check_prompt_size(request.prompt, limits, info.context_length)
     prompt_token_ids = await tokenizer.encode(request.prompt)
     _check_prompt(request, prompt_token_ids, info)
     sequence = SequenceRequest(
@@ -130,16 +133,34 @@ def _check_pool(request: GenerationRequest, info: ModelInfo) -> None:
         )
 
 
-def check_prompt_size(prompt: Prompt, max_characters: int) -> None:
-    """Refuse a text that is too long to be tokenized at all."""
+def check_prompt_size(prompt: Prompt, limits: RequestLimits, context_length: int) -> None:
+    """Refuse a text that is too long to be tokenized at all, or that cannot fit the context."""
     match prompt:
         case TextPrompt(text):
-            size = len(text)
+            texts: Sequence[str] = (text,)
         case ChatPrompt(messages):
-            size = sum(len(message.content) for message in messages)
+            texts = [message.content for message in messages]
         case TokenPrompt():
-            size = 0
-    check_at_most(prompt_field(prompt), size, max_characters, "characters")
+            texts = ()
+    _check_size(prompt_field(prompt), texts, limits, context_length)
+
+
+def _check_size(
+    field: str, texts: Sequence[str], limits: RequestLimits, context_length: int
+) -> None:
+    num_characters = sum(map(len, texts))
+    check_at_most(field, num_characters, limits.max_prompt_characters, "characters")
+    most = context_length * limits.max_bytes_per_token
+    if 4 * num_characters <= most:
+        return
+    num_bytes = sum(len(text.encode()) for text in texts)
+    if num_bytes > most:
+        raise refusal(
+            field,
+            f"{num_bytes} bytes, more than a context of {context_length} tokens can hold "
+            f"(at most {most})",
+            "shorten the text",
+        )
 
 
 def prompt_field(prompt: Prompt) -> str:
@@ -217,7 +238,6 @@ async def _predicted(
 ) -> tuple[int, ...]:
     if not request.predicted_output:
         return ()
-    size = len(request.predicted_output)
-    check_at_most("predicted_output", size, limits.max_prompt_characters, "characters")
+    _check_size("predicted_output", (request.predicted_output,), limits, info.context_length)
     token_ids = await tokenizer.encode_text(request.predicted_output, add_special_tokens=False)
     return token_ids[: info.context_length]

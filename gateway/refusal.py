@@ -6,20 +6,23 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 import grpc.aio
 
+from gateway.call_identity import identity_trailers
 from paceline.errors import PacelineError
 from paceline.status import rich_status
 
 if TYPE_CHECKING:
     Context: TypeAlias = grpc.aio.ServicerContext[object, object]
 
-REQUEST_ID_TRAILER: Final = "paceline-request-id"
 RETRY_PUSHBACK_TRAILER: Final = "grpc-retry-pushback-ms"
 
 
-async def abort(context: Context, error: PacelineError, request_id: str) -> NoReturn:
+async def abort(
+    context: Context, error: PacelineError, request_id: str, traceparent: str = ""
+) -> NoReturn:
     """End the call with the status of an error."""
     status = rich_status(error)
-    trailers = [*(status.trailing_metadata or ()), (REQUEST_ID_TRAILER, request_id)]
+    identity = identity_trailers(request_id, traceparent)
+    trailers = [*(status.trailing_metadata or ()), *identity]
     if error.retry_after_seconds is not None:
         milliseconds = max(1, round(1e3 * error.retry_after_seconds))
         trailers.append((RETRY_PUSHBACK_TRAILER, str(milliseconds)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gateway.admission import Room
 from gateway.counters import Counters
+from gateway.failover_budget import FailoverBudget
 from gateway.generation import FinishReason, Sampling, StatisticsLevel, TokenLogprobs
 from gateway.output_relay import OutputRelay
 from gateway.speculation_record import SpeculationRecord
@@ -98,6 +99,10 @@ class FailoverLimits:
     max_failovers: int = 3
     wait_seconds: float = 5.0
     """Longest wait for a verifier to be there."""
+    burst: int = 512
+    """Failovers of all requests that may happen at once."""
+    per_second: float = 16.0
+    """How fast the burst comes back."""
 
 
 class Relay:
@@ -117,6 +122,7 @@ class Relay:
         room: Room,
         counters: Counters,
         failover: FailoverLimits,
+        budget: FailoverBudget,
     ) -> None:
         self.options = options
         self._outputs = outputs
@@ -124,6 +130,7 @@ class Relay:
         self._room = room
         self._counters = counters
         self._failover = failover
+        self._budget = budget
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._first_token_at: float | None = None
@@ -139,12 +146,13 @@ class Relay:
         yield Started(options.request_id, options.model, options.sampling, options.prompt_tokens)
         open_outputs = list(self._outputs)
         while open_outputs:
-            for output in list(open_outputs):
+            for output in tuple(open_outputs):
                 for event in self._news(output):
                     yield event
                     if isinstance(event, Finished):
                         open_outputs.remove(output)
-            await self._recover(open_outputs)
+            if any(output.has_failed for output in open_outputs):
+                await self._recover(open_outputs)
             if open_outputs:
                 await self._changed.wait()
                 self._changed.clear()
@@ -208,9 +216,20 @@ class Relay:
             is_curable = isinstance(error, Unavailable | Overloaded)
             if not is_curable or output.num_failovers >= self._failover.max_failovers:
                 raise error
+            self._spend_budget(error)
             output.num_failovers += 1
             output.place(await self._other_verifier(output, error))
             self._counters.increment("failovers", error.reason)
+
+    def _spend_budget(self, error: PacelineError) -> None:
+        wait_seconds = self._budget.spend()
+        if wait_seconds:
+            self._counters.increment("failovers_refused", error.reason)
+            raise Unavailable(
+                f"{error.message}; too many requests are moving to other verifiers already",
+                reason="FAILOVER_BUDGET",
+                retry_after_seconds=wait_seconds,
+            )
 
     async def _other_verifier(self, output: OutputRelay, error: PacelineError) -> VerifierLink:
         """Return a verifier that has not refused this output, waiting when there is none at all."""
@@ -237,8 +256,10 @@ class Relay:
         self._changed.set()
 
     def _release_if_idle(self) -> None:
-        if all(output.is_finished for output in self._outputs):
-            self._room.release()
+        for output in self._outputs:
+            if output.ending is None:
+                return
+        self._room.release()
 
     def _expire(self) -> None:
         self._is_expired = True

@@ -34,6 +34,7 @@ from paceline.v1 import generation_service_pb2 as messages
 
 MAX_REQUEST_ID_CHARACTERS: Final = 128
 MAX_NAME_CHARACTERS: Final = 256
+MAX_WORKLOAD_CHARACTERS: Final = 64
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARACTERS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 128
@@ -186,7 +187,8 @@ def _drafting(message: messages.DraftingOptions) -> DraftingWish:
         )
     check_at_most("drafting.pool", len(message.pool), MAX_NAME_CHARACTERS, "characters")
     mode = check_enum("drafting.mode", message.mode, DraftingMode) or DraftingMode.AUTO
-    return DraftingWish(mode, message.pool, limit or 0)
+    check_at_most("drafting.workload", len(message.workload), MAX_WORKLOAD_CHARACTERS, "characters")
+    return DraftingWish(mode, message.pool, limit or 0, message.workload)
 
 
 def _num_outputs(message: messages.GenerateRequest) -> int:

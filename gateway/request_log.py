@@ -16,6 +16,7 @@ def log_request(
     *,
     rpc: str,
     request_id: str,
+    trace_id: str,
     code: str,
     cause: str,
     figures: RequestFigures | None,
@@ -24,6 +25,8 @@ def log_request(
 ) -> None:
     """Write the line of a request that has ended."""
     fields: dict[str, object] = {"rpc": rpc, "request_id": request_id, "code": code}
+    if trace_id:
+        fields["trace_id"] = trace_id
     if caller.name:
         fields |= {"caller": caller.name, "tenant": caller.tenant}
     if cause:

@@ -18,7 +18,7 @@ def event_to_proto(event: Event) -> messages.StreamGenerateResponse:
     """Return the message of one event of a stream."""
     match event:
         case Delta():
-            return messages.StreamGenerateResponse(delta=_delta(event))
+            return _delta(event)
         case Started():
             return messages.StreamGenerateResponse(started=_started(event))
         case Finished():
@@ -108,14 +108,17 @@ def _started(event: Started) -> messages.Started:
     )
 
 
-def _delta(event: Delta) -> messages.Delta:
-    return messages.Delta(
-        index=event.index,
-        text=event.text,
-        token_ids=event.token_ids,
-        logprobs=_logprobs(event.logprobs),
-        completion_tokens=event.completion_tokens,
-    )
+def _delta(event: Delta) -> messages.StreamGenerateResponse:
+    # Filled in place: a constructor would make a second message and copy it.
+    response = messages.StreamGenerateResponse()
+    delta = response.delta
+    delta.index, delta.text = event.index, event.text
+    delta.completion_tokens = event.completion_tokens
+    if event.token_ids:
+        delta.token_ids.extend(event.token_ids)
+    if event.logprobs:
+        delta.logprobs.extend(_logprobs(event.logprobs))
+    return response
 
 
 def _finished(event: Finished) -> messages.Finished:
@@ -163,6 +166,8 @@ def _speculation(record: SpeculationRecord) -> types_pb2.SpeculationStats:
         pool=record.pool,
         fallbacks=[types_pb2.DraftFallback.ValueType(cause) for cause in record.fallbacks],
         num_empty_steps=record.num_empty_steps,
+        pool_cause=types_pb2.PoolCause.ValueType(record.pool_cause),
+        workload=record.workload,
     )
 
 

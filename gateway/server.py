@@ -16,6 +16,7 @@ from gateway.counters import Counters
 from gateway.credentials import Credentials
 from gateway.door import Door
 from gateway.drafting_controller import DraftingController
+from gateway.failover_budget import FailoverBudget
 from gateway.generator import Generator
 from gateway.live_settings import LiveSettings, failover_limits, policy_limits, request_limits
 from gateway.metrics import GatewayMetrics
@@ -31,6 +32,7 @@ from paceline.file_watch import FileWatch
 from paceline.metrics import service_registry
 from paceline.serving import Server, termination_signal
 from paceline.tls import channel_credentials
+from paceline.tracing import open_tracer
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
 
 SERVICE_NAME = "paceline.v1.GenerationService"
@@ -115,6 +117,8 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._admin.aclose()
         await self.generator.tokenizer.aclose()
+        if self.generator.tracer is not None:
+            await self.generator.tracer.aclose()
 
     async def _keep_readiness(self) -> None:
         verifiers, was_ready = self.generator.verifiers, False
@@ -190,12 +194,14 @@ async def serve(settings: GatewaySettings, config: ConfigFile | None = None) -> 
 
 def _assemble(settings: GatewaySettings, tokenizer: PromptTokenizer) -> Generator:
     counters, verifiers = Counters(), VerifierPool()
+    clock = asyncio.get_running_loop().time
     controller = DraftingController(
         policy_limits(settings),
         default_pool=settings.default_pool,
         counters=counters,
-        clock=asyncio.get_running_loop().time,
+        clock=clock,
     )
+    failover = failover_limits(settings)
     return Generator(
         tokenizer=tokenizer,
         verifiers=verifiers,
@@ -203,7 +209,9 @@ def _assemble(settings: GatewaySettings, tokenizer: PromptTokenizer) -> Generato
         controller=controller,
         counters=counters,
         limits=request_limits(settings),
-        failover=failover_limits(settings),
+        failover=failover,
+        budget=FailoverBudget(failover.burst, failover.per_second, clock),
+        tracer=open_tracer("gateway", settings.otlp_endpoint, settings.trace_ratio),
     )
 
 

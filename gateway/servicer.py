@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -14,12 +12,14 @@ import grpc
 import grpc.aio
 import structlog
 
+from gateway.call_identity import identity_trailers, request_id_of
+from gateway.call_span import CallSpan, start_call_span
 from gateway.caller import CURRENT, Caller
 from gateway.door import Unreadable
 from gateway.generation_request import GenerationRequest
 from gateway.generator import Generator
 from gateway.quotas import Lease, Quotas
-from gateway.refusal import REQUEST_ID_TRAILER, abort
+from gateway.refusal import abort
 from gateway.relay import Relay, RequestFigures
 from gateway.request_codec import request_from_proto, tokenize_prompt_from_proto
 from gateway.request_log import log_request
@@ -27,6 +27,8 @@ from gateway.response_codec import ResponseBuilder, event_to_proto, model_to_pro
 from gateway.verifier_pool import ServedModel
 from paceline.errors import EngineFailed, InvalidRequest, NotFound, PacelineError
 from paceline.status import status_code
+from paceline.tracing import trace_id_of, traceparent_in
+from paceline.unreadable import unreadable_message
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceServicer
 
@@ -35,10 +37,7 @@ if TYPE_CHECKING:
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 GENERATING: Final = frozenset({"Generate", "StreamGenerate"})
-
-_PRINTABLE = re.compile(r"[!-~]{1,128}")
 
 
 @dataclass(slots=True)
@@ -52,6 +51,9 @@ class _Call:
     num_resumed: int = 0
     lease: Lease | None = None
     relay: Relay | None = None
+    traceparent: str = ""
+    """The context of the call's own span, or of the caller's where nothing is traced."""
+    span: CallSpan | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -115,7 +117,9 @@ class GenerationServicer(GenerationServiceServicer):
         async with self._answering("Tokenize", request, context):
             prompt = tokenize_prompt_from_proto(request)
             response.context_length = self._generator.context_length(request.model)
-            response.token_ids.extend(await self._generator.tokenize(prompt))
+            response.token_ids.extend(
+                await self._generator.tokenize(prompt, response.context_length)
+            )
         return response
 
     def _describe(self, model: ServedModel) -> messages.Model:
@@ -124,14 +128,19 @@ class GenerationServicer(GenerationServiceServicer):
     def _decoded(
         self, message: messages.GenerateRequest, context: Context, call: _Call
     ) -> GenerationRequest:
-        decoded = request_from_proto(message, traceparent=_traceparent(context))
+        decoded = request_from_proto(message, traceparent=call.traceparent)
         wanted = decoded.priority if message.priority else None
-        return replace(decoded, tenant=call.caller.tenant, priority=call.caller.priority(wanted))
+        return replace(
+            decoded,
+            request_id=message.request_id or call.request_id,
+            tenant=call.caller.tenant,
+            priority=call.caller.priority(wanted),
+        )
 
     async def _open(self, request: GenerationRequest, context: Context, call: _Call) -> Relay:
         call.request_id, call.metadata = request.request_id, request.metadata
         call.num_resumed = len(request.resume_token_ids)
-        _set_request_id(context, call.request_id)
+        _tell_identity(context, call)
         call.relay = relay = await self._generator.open(request, call.deadline)
         if call.lease is not None:
             call.lease.charge(relay.options.prompt_tokens)
@@ -142,8 +151,8 @@ class GenerationServicer(GenerationServiceServicer):
     @asynccontextmanager
     async def _answering(self, rpc: str, request: object, context: Context) -> AsyncIterator[_Call]:
         """Let the call in, turn whatever ends it into its status, and log it."""
-        call = _Call(rpc, _request_id(request), self._deadline(context), CURRENT.get())
-        _set_request_id(context, call.request_id)
+        call = self._call(rpc, request, context)
+        _tell_identity(context, call)
         error: PacelineError | None = None
         code = grpc.StatusCode.OK
         try:
@@ -162,7 +171,18 @@ class GenerationServicer(GenerationServiceServicer):
         finally:
             self._end(call, code, error)
         if error is not None:
-            await abort(context, error, call.request_id)
+            await abort(context, error, call.request_id, call.traceparent)
+
+    def _call(self, rpc: str, request: object, context: Context) -> _Call:
+        metadata = tuple(context.invocation_metadata() or ())
+        request_id = request_id_of(_chosen_id(request), metadata)
+        call = _Call(rpc, request_id, self._deadline(context), CURRENT.get())
+        call.traceparent = traceparent_in(metadata)
+        tracer = self._generator.tracer
+        if tracer is not None and rpc in GENERATING:
+            call.span = start_call_span(tracer, rpc, request_id, call.traceparent)
+            call.traceparent = call.span.span.traceparent
+        return call
 
     def _deadline(self, context: Context) -> float:
         remaining = context.time_remaining()
@@ -185,9 +205,12 @@ class GenerationServicer(GenerationServiceServicer):
         self._generator.counters.increment("requests", call.rpc, code.name)
         if figures is not None:
             self.on_request_end(figures, call.num_resumed)
+        if call.span is not None:
+            call.span.end(code.name, call.relay)
         log_request(
             rpc=call.rpc,
             request_id=call.request_id,
+            trace_id=trace_id_of(call.traceparent),
             code=code.name,
             cause=_cause(error) if error else "",
             figures=figures,
@@ -207,28 +230,16 @@ def _cause(error: PacelineError) -> str:
     return error.message
 
 
-def _request_id(request: object) -> str:
+def _chosen_id(request: object) -> str:
     if isinstance(request, messages.StreamGenerateRequest):
         request = request.request
-    chosen = request.request_id if isinstance(request, messages.GenerateRequest) else ""
-    return chosen if _PRINTABLE.fullmatch(chosen) else uuid.uuid4().hex
+    return request.request_id if isinstance(request, messages.GenerateRequest) else ""
 
 
 def _check_readable(request: object) -> None:
     if isinstance(request, Unreadable):
-        raise InvalidRequest(
-            "the message cannot be read: it is not of this method's type, or a text in it is not "
-            "UTF-8; generate stubs from the protos of this release",
-            reason="UNREADABLE_MESSAGE",
-        )
+        raise unreadable_message()
 
 
-def _set_request_id(context: Context, request_id: str) -> None:
-    context.set_trailing_metadata(((REQUEST_ID_TRAILER, request_id),))
-
-
-def _traceparent(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent" and isinstance(value, str) and _TRACEPARENT.fullmatch(value):
-            return value
-    return ""
+def _tell_identity(context: Context, call: _Call) -> None:
+    context.set_trailing_metadata(identity_trailers(call.request_id, call.traceparent))

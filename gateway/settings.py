@@ -33,11 +33,12 @@ class GatewaySettings(LinkSettings):
     """Folder with the model's ``tokenizer.json`` and ``config.json``; no weights are read."""
 
     default_pool: str = ""
-    """Draft pool for requests that name none; empty: the first that the verifier lists."""
+    """Draft pool for requests that name none; empty: the one that measures fastest for each kind
+    of request, beginning with the first that the verifier lists."""
 
     routing: Path | None = None
     """YAML file with draft pools and their weights, read again when it changes; it comes before
-    ``default_pool``."""
+    ``default_pool``, and where it gives no pool any weight, what was measured decides."""
 
     max_running: int = Field(default=256, ge=1, le=65_536)
     """Most sequences that run at once; beyond, requests wait here instead of at the verifiers."""
@@ -53,6 +54,10 @@ class GatewaySettings(LinkSettings):
 
     max_prompt_characters: int = Field(default=4_000_000, ge=1)
     """Longest text that is tokenized at all, several times what the longest contexts hold."""
+
+    max_bytes_per_token: int = Field(default=16, ge=1, le=1024)
+    """Bytes of UTF-8 per token of context beyond which a text is refused untokenized: tokens of
+    prose and code have 3 to 5, and tokenizing a megabyte takes seconds."""
 
     tokenizer_threads: int = Field(default=2, ge=1, le=64)
     """Threads that tokenize long prompts beside the event loop."""
@@ -74,6 +79,14 @@ class GatewaySettings(LinkSettings):
 
     failover_wait_seconds: float = Field(default=5.0, ge=0, le=600)
     """Longest wait of a running request for a verifier that can take it over."""
+
+    failover_burst: int = Field(default=512, ge=1, le=1_000_000)
+    """Moves to other verifiers that all outputs together may make at once: twice ``max_running``,
+    so that a lost verifier moves everything, and a second one too, but no storm follows. Beyond,
+    UNAVAILABLE with a time to retry."""
+
+    failovers_per_second: float = Field(default=16.0, gt=0, le=1_000_000)
+    """How fast ``failover_burst`` comes back: full again after half a minute."""
 
     verifier_timeout_seconds: float = Field(default=5.0, gt=0, le=600)
     """Time that a verifier has to describe itself; three misses in a row, and it counts as lost."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.generation import DraftFallback, Step
+from gateway.generation import DraftFallback, PoolCause, Step
 
 
 @dataclass(slots=True)
@@ -23,6 +23,8 @@ class SpeculationRecord:
     """None: not kept."""
     per_step_drafted: list[int] | None = None
     pool: str = ""
+    pool_cause: PoolCause = PoolCause.UNSPECIFIED
+    workload: str = ""
     fallbacks: list[DraftFallback] = field(default_factory=list)
 
     @classmethod
@@ -85,7 +87,9 @@ class SpeculationRecord:
         if self.per_step_accepted is not None and self.per_step_drafted is not None:
             self.per_step_accepted += other.per_step_accepted or []
             self.per_step_drafted += other.per_step_drafted or []
-        self.pool = other.pool or self.pool
+        self.workload = other.workload or self.workload
+        if other.pool:
+            self.pool, self.pool_cause = other.pool, other.pool_cause
         for cause in other.fallbacks:
             self.note_fallback(cause)
 

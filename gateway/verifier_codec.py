@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from gateway.generation import (
     Capabilities,
@@ -162,12 +163,16 @@ def _draft_pool(message: messages.DraftPool) -> DraftPool:
     )
 
 
+_FINISH_REASONS: Final = {reason.value: reason for reason in FinishReason}
+_FALLBACKS: Final = {cause.value: cause for cause in DraftFallback}
+
+
 def _finish_reason(value: int) -> FinishReason:
-    return FinishReason(value) if value <= max(FinishReason) else FinishReason.ERROR
+    return _FINISH_REASONS.get(value, FinishReason.ERROR)
 
 
 def _fallback(value: int) -> DraftFallback:
-    return DraftFallback(value) if value <= max(DraftFallback) else DraftFallback.UNSUPPORTED
+    return _FALLBACKS.get(value, DraftFallback.UNSUPPORTED)
 
 
 def _logprobs(entries: Iterable[types_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:

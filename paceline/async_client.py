@@ -10,12 +10,13 @@ from typing import Self, TypeVar, Unpack
 
 import grpc.aio
 
-from paceline.channels import CLIENT_OPTIONS, tls_options
+from paceline.channels import client_dialing
 from paceline.client import (
     DEFAULT_TIMEOUT_SECONDS,
     METADATA_TIMEOUT_SECONDS,
     credential_metadata,
 )
+from paceline.client_tracing import Metadata, traced_call
 from paceline.errors import PacelineError
 from paceline.events import Event, Generation, Model, Tokenization
 from paceline.generation_codec import (
@@ -32,7 +33,7 @@ from paceline.generation_request import (
 )
 from paceline.resumption import DEFAULT_MAX_RESUMES, ResumableStream
 from paceline.status import error_from_rpc
-from paceline.tls import DialTls, channel_credentials
+from paceline.tls import DialTls
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 
@@ -56,12 +57,12 @@ class AsyncClient:
         tls: DialTls | None = None,
         max_resumes: int = DEFAULT_MAX_RESUMES,
     ) -> None:
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(target, options=CLIENT_OPTIONS)
-        else:
-            self._channel = grpc.aio.secure_channel(
-                target, channel_credentials(tls), options=(*CLIENT_OPTIONS, *tls_options(tls))
-            )
+        credentials, options = client_dialing(tls)
+        self._channel = (
+            grpc.aio.insecure_channel(target, options=options)
+            if credentials is None
+            else grpc.aio.secure_channel(target, credentials, options=options)
+        )
         self._max_resumes = max_resumes
         self._metadata = credential_metadata(api_key)
         self._stub = GenerationServiceStub(self._channel)
@@ -91,13 +92,9 @@ class AsyncClient:
         """Generate and return the whole answer, token ids included."""
         options.setdefault("return_token_ids", True)
         request = request_to_proto(prompt, options)
-        return generation_from_proto(
-            await _answer(
-                self._stub.Generate(
-                    request, timeout=checked_timeout(timeout), metadata=self._metadata
-                )
-            ),
-        )
+        with traced_call("Generate", self._metadata) as metadata:
+            call = self._stub.Generate(request, timeout=checked_timeout(timeout), metadata=metadata)
+            return generation_from_proto(await _answer(call))
 
     async def models(self) -> tuple[Model, ...]:
         """Return the models that the gateway serves."""
@@ -138,21 +135,24 @@ class AsyncClient:
         await self.aclose()
 
     async def _events(self, stream: ResumableStream) -> AsyncGenerator[Event, None]:
-        while True:
-            try:
-                async with aclosing(self._connection(stream)) as events:
-                    async for event in events:
-                        yield event
-                return
-            except PacelineError as error:
-                pause = stream.pause_before_resume(error)
-                if pause is None:
-                    raise stream.cause(error) from None
-            await asyncio.sleep(pause)
+        with traced_call("StreamGenerate", self._metadata) as metadata:
+            while True:
+                try:
+                    async with aclosing(self._connection(stream, metadata)) as events:
+                        async for event in events:
+                            yield event
+                    return
+                except PacelineError as error:
+                    pause = stream.pause_before_resume(error)
+                    if pause is None:
+                        raise stream.cause(error) from None
+                await asyncio.sleep(pause)
 
-    async def _connection(self, stream: ResumableStream) -> AsyncGenerator[Event, None]:
+    async def _connection(
+        self, stream: ResumableStream, metadata: Metadata
+    ) -> AsyncGenerator[Event, None]:
         call = self._stub.StreamGenerate(
-            stream.request, timeout=stream.seconds_left, metadata=self._metadata
+            stream.request, timeout=stream.seconds_left, metadata=metadata
         )
         try:
             async for message in call:

@@ -80,6 +80,19 @@ def open_link(address: str, tls: DialTls | None = None) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
 
 
+def client_dialing(
+    tls: DialTls | None,
+) -> tuple[grpc.ChannelCredentials | None, tuple[tuple[str, int | str], ...]]:
+    """
+    Return credentials and options of an application's channel; None: plaintext.
+
+    The certificate files are read now; raises ``ConfigurationError`` for unusable ones.
+    """
+    if tls is None:
+        return None, CLIENT_OPTIONS
+    return channel_credentials(tls), (*CLIENT_OPTIONS, *tls_options(tls))
+
+
 def tls_options(tls: DialTls) -> tuple[tuple[str, str], ...]:
     """Return the channel options that belong to credentials."""
     return (("grpc.ssl_target_name_override", tls.server_name),) if tls.server_name else ()

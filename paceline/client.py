@@ -9,7 +9,8 @@ from typing import Final, Self, TypeVar, Unpack
 
 import grpc
 
-from paceline.channels import CLIENT_OPTIONS, tls_options
+from paceline.channels import client_dialing
+from paceline.client_tracing import Metadata, traced_call
 from paceline.errors import PacelineError
 from paceline.events import Event, Generation, Model, Tokenization
 from paceline.generation_codec import (
@@ -26,7 +27,7 @@ from paceline.generation_request import (
 )
 from paceline.resumption import DEFAULT_MAX_RESUMES, ResumableStream
 from paceline.status import error_from_rpc
-from paceline.tls import DialTls, channel_credentials
+from paceline.tls import DialTls
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 
@@ -57,12 +58,12 @@ class Client:
         tls: DialTls | None = None,
         max_resumes: int = DEFAULT_MAX_RESUMES,
     ) -> None:
-        if tls is None:
-            self._channel = grpc.insecure_channel(target, options=CLIENT_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(
-                target, channel_credentials(tls), options=(*CLIENT_OPTIONS, *tls_options(tls))
-            )
+        credentials, options = client_dialing(tls)
+        self._channel = (
+            grpc.insecure_channel(target, options=options)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, options=options)
+        )
         self._max_resumes = max_resumes
         self._metadata = credential_metadata(api_key)
         self._stub = GenerationServiceStub(self._channel)
@@ -92,9 +93,10 @@ class Client:
         """Generate and return the whole answer, token ids included."""
         options.setdefault("return_token_ids", True)
         request = request_to_proto(prompt, options)
-        return generation_from_proto(
-            self._answer(self._stub.Generate, request, checked_timeout(timeout))
-        )
+        with traced_call("Generate", self._metadata) as metadata:
+            return generation_from_proto(
+                self._answer(self._stub.Generate, request, checked_timeout(timeout), metadata)
+            )
 
     def models(self) -> tuple[Model, ...]:
         """Return the models that the gateway serves."""
@@ -130,19 +132,22 @@ class Client:
         self.close()
 
     def _events(self, stream: ResumableStream) -> Generator[Event, None, None]:
-        while True:
-            try:
-                yield from self._connection(stream)
-                return
-            except PacelineError as error:
-                pause = stream.pause_before_resume(error)
-                if pause is None:
-                    raise stream.cause(error) from None
-            time.sleep(pause)
+        with traced_call("StreamGenerate", self._metadata) as metadata:
+            while True:
+                try:
+                    yield from self._connection(stream, metadata)
+                    return
+                except PacelineError as error:
+                    pause = stream.pause_before_resume(error)
+                    if pause is None:
+                        raise stream.cause(error) from None
+                time.sleep(pause)
 
-    def _connection(self, stream: ResumableStream) -> Generator[Event, None, None]:
+    def _connection(
+        self, stream: ResumableStream, metadata: Metadata
+    ) -> Generator[Event, None, None]:
         call = self._stub.StreamGenerate(
-            stream.request, timeout=stream.seconds_left, metadata=self._metadata
+            stream.request, timeout=stream.seconds_left, metadata=metadata
         )
         try:
             for message in call:
@@ -154,9 +159,15 @@ class Client:
         finally:
             call.cancel()
 
-    def _answer(self, method: Callable[..., _T], request: object, timeout_seconds: float) -> _T:
+    def _answer(
+        self,
+        method: Callable[..., _T],
+        request: object,
+        timeout_seconds: float,
+        metadata: Metadata | None = None,
+    ) -> _T:
         try:
-            return method(request, timeout=timeout_seconds, metadata=self._metadata)
+            return method(request, timeout=timeout_seconds, metadata=metadata or self._metadata)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from None
 

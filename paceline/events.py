@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
+
+VerificationRule = Literal["sample_and_match", "rejection"]
 
 
 class FinishReason(StrEnum):
@@ -36,6 +39,7 @@ class Sampling:
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    verification_rule: VerificationRule = "sample_and_match"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,10 @@ class Speculation:
     """The draft pool in use last; empty: none."""
     fallbacks: tuple[str, ...] = ()
     """Why steps ran without drafts, first met first: ``load``, ``unreachable``, ..."""
+    pool_cause: str = ""
+    """Why that pool: ``requested``, ``routed``, ``default``, ``measured`` or ``trial``."""
+    workload: str = ""
+    """The kind of text that the request counted as, given or derived."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,9 @@ def _sampling(message: types_pb2.SamplingParams) -> events.Sampling:
         repetition_penalty=message.repetition_penalty,
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
+        verification_rule="rejection"
+        if message.verification_rule == types_pb2.VERIFICATION_RULE_REJECTION
+        else "sample_and_match",
     )
 
 
@@ -139,7 +142,14 @@ def _speculation(message: types_pb2.SpeculationStats) -> events.Speculation:
         per_step_drafted=tuple(message.per_step_drafted),
         pool=message.pool,
         fallbacks=tuple(fallback_name(value) for value in message.fallbacks),
+        pool_cause=_pool_cause(message.pool_cause),
+        workload=message.workload,
     )
+
+
+def _pool_cause(value: int) -> str:
+    name = types_pb2.PoolCause.DESCRIPTOR.values_by_number.get(value)
+    return name.name.removeprefix("POOL_CAUSE_").lower() if value and name else ""
 
 
 def _timing(message: types_pb2.Timing) -> events.Timing:

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypedDict, TypeVar
 from google.protobuf.message import Message
 
 from paceline.errors import InvalidRequest
+from paceline.events import VerificationRule
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import types_pb2
 
@@ -31,6 +32,10 @@ _PRIORITIES: Final = {
     "batch": types_pb2.PRIORITY_CLASS_BATCH,
     "standard": types_pb2.PRIORITY_CLASS_STANDARD,
     "interactive": types_pb2.PRIORITY_CLASS_INTERACTIVE,
+}
+_RULES: Final = {
+    "sample_and_match": types_pb2.VERIFICATION_RULE_SAMPLE_AND_MATCH,
+    "rejection": types_pb2.VERIFICATION_RULE_REJECTION,
 }
 
 
@@ -67,6 +72,8 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     seed: int | None
     """Unsigned, 64 bits. The same seed gives the same tokens, with drafting or without."""
+    verification_rule: VerificationRule | None
+    """"rejection" draws from the same distribution, but other tokens as drafts come and go."""
 
 
 class StoppingOptions(TypedDict, total=False):
@@ -98,6 +105,8 @@ class DraftingOptions(TypedDict, total=False):
     pool: str | None
     """Draft pool; None: the gateway's default."""
     max_draft_tokens: int | None
+    workload: str | None
+    """A name for requests of one kind, such as "code": the best pool is measured for each."""
 
 
 class HandlingOptions(TypedDict, total=False):
@@ -154,6 +163,9 @@ def request_to_proto(
     request.drafting.CopyFrom(_filled(messages.DraftingOptions(), given, _DRAFTING))
     if "drafting" in given:
         request.drafting.mode = _choice("drafting", given["drafting"], _DRAFTING_MODES)
+    if "verification_rule" in given:
+        rule = _choice("verification_rule", given["verification_rule"], _RULES)
+        request.sampling.verification_rule = rule
     if "statistics" in given:
         request.statistics = _choice("statistics", given["statistics"], _STATISTICS_LEVELS)
     if "priority" in given:
@@ -172,7 +184,7 @@ def tokenize_request_to_proto(
     return messages.TokenizeRequest(model=model, text=_text(text or ""))
 
 
-_SAMPLING: Final = frozenset(SamplingOptions.__annotations__)
+_SAMPLING: Final = frozenset(SamplingOptions.__annotations__) - {"verification_rule"}
 _STOPPING: Final = frozenset(StoppingOptions.__annotations__)
 _OUTPUT: Final = frozenset(OutputOptions.__annotations__)
 _DRAFTING: Final = frozenset(DraftingOptions.__annotations__) - {"drafting"}

@@ -24,6 +24,7 @@ def configure_logging(service: str, level: LogLevel = "info", style: LogFormat =
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _named(service),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *((structlog.processors.format_exc_info,) if as_json else ()),
@@ -35,4 +36,15 @@ def configure_logging(service: str, level: LogLevel = "info", style: LogFormat =
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service)
+
+
+def _named(service: str) -> structlog.typing.Processor:
+    # No context variable: engines log on threads of their own, which have another context.
+    def add(
+        logger: object, method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        del logger, method
+        event["service"] = service
+        return event
+
+    return add

@@ -2,44 +2,24 @@
 Shared Gumbel noise, keyed by (seed, position, token id). The arithmetic that verifier and drafter
 must agree on; the verifier's twin for tensors is ``verify_service.engine.noise``.
 
-The generator is counter-based: two rounds of the splitmix64 finalizer (Steele, Lea, Flood 2014,
-"Fast splittable pseudorandom number generators"). ``position`` is the absolute index of the token
-being chosen within prompt + output.
+Keys and single values, without arrays: ``noise_keys``.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
-MASK64 = (1 << 64) - 1
-GOLDEN = 0x9E3779B97F4A7C15
-MIX1 = 0xBF58476D1CE4E5B9
-MIX2 = 0x94D049BB133111EB
-
-UNIFORM_BITS = 32
-MAX_NOISE = -math.log(-math.log1p(-(2.0 ** -(UNIFORM_BITS + 1))))
-"""No noise value is larger: a token further than this below the best score cannot win."""
-
-
-def mix64(value: int) -> int:
-    """Return the splitmix64 finalizer of a 64-bit integer."""
-    value &= MASK64
-    value = ((value ^ (value >> 30)) * MIX1) & MASK64
-    value = ((value ^ (value >> 27)) * MIX2) & MASK64
-    return value ^ (value >> 31)
-
-
-def stream_key(seed: int, position: int) -> int:
-    """Return the 64-bit key of the noise stream at ``position``."""
-    return mix64(mix64(seed + GOLDEN) ^ mix64(position * GOLDEN + MIX1))
-
-
-def derive_seed(seed: int, index: int) -> int:
-    """Return the seed of the ``index``-th output of a request; index 0 keeps the seed."""
-    return seed & MASK64 if index == 0 else mix64(mix64(seed + MIX2) ^ mix64(index * MIX1))
+from paceline.noise_keys import GOLDEN as GOLDEN
+from paceline.noise_keys import MASK64 as MASK64
+from paceline.noise_keys import MAX_NOISE as MAX_NOISE
+from paceline.noise_keys import MIX1 as MIX1
+from paceline.noise_keys import MIX2 as MIX2
+from paceline.noise_keys import UNIFORM_BITS as UNIFORM_BITS
+from paceline.noise_keys import derive_seed as derive_seed
+from paceline.noise_keys import mix64 as mix64
+from paceline.noise_keys import stream_key as stream_key
+from paceline.noise_keys import token_noise as token_noise
 
 
 def token_hashes(seed: int, position: int, token_ids: NDArray[np.integer]) -> NDArray[np.uint64]:
@@ -48,12 +28,6 @@ def token_hashes(seed: int, position: int, token_ids: NDArray[np.integer]) -> ND
     value = (value ^ (value >> np.uint64(30))) * np.uint64(MIX1)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(MIX2)
     return np.asarray(value ^ (value >> np.uint64(31)), dtype=np.uint64)
-
-
-def token_noise(seed: int, position: int, token_id: int) -> float:
-    """Return the noise of one token, as ``gumbel_noise`` would up to rounding."""
-    high = mix64(stream_key(seed, position) + token_id * GOLDEN) >> (64 - UNIFORM_BITS)
-    return -math.log(-math.log((high + 0.5) * 2.0**-UNIFORM_BITS))
 
 
 def gumbel_noise(seed: int, position: int, token_ids: NDArray[np.integer]) -> NDArray[np.float64]:

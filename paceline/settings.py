@@ -67,6 +67,14 @@ class ServiceSettings(BaseSettings):
     tls_client_ca: Path | None = None
     """PEM authority whose certificates clients must show (mutual TLS)."""
 
+    otlp_endpoint: str = ""
+    """OTLP collector's gRPC port, ``http://HOST:4317``, that traces go to; empty: no traces. Needs
+    the extra ``telemetry``."""
+
+    trace_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of requests that are traced, 0 to 1. A caller that sends a trace context decides for
+    its own; a line under load needs a few percent."""
+
     @property
     def server_tls(self) -> ServerTls | None:
         """What the server shows and demands; None: plaintext."""

@@ -52,6 +52,21 @@ class TokenTree:
             raise InvalidTree("log_prob_out_of_range", "a log-probability is above 0 or NaN")
 
     @classmethod
+    def trusted(
+        cls,
+        token_ids: tuple[int, ...],
+        parents: tuple[int, ...],
+        log_probs: tuple[float, ...] = (),
+    ) -> TokenTree:
+        """Return the tree of lists that are known to describe one, unchecked: for own drafts."""
+        tree = object.__new__(cls)
+        object.__setattr__(tree, "token_ids", token_ids)
+        object.__setattr__(tree, "parents", parents)
+        object.__setattr__(tree, "log_probs", log_probs)
+        object.__setattr__(tree, "_children", {})
+        return tree
+
+    @classmethod
     def chain(cls, token_ids: Sequence[int], log_probs: Sequence[float] = ()) -> TokenTree:
         """Return the tree with a single path."""
         return cls(tuple(token_ids), tuple(range(len(token_ids))), tuple(log_probs))
@@ -63,6 +78,9 @@ class TokenTree:
 
     def child(self, node: int, token_id: int) -> int | None:
         """Return the child of ``node`` that carries ``token_id``, if there is one."""
+        if not self._children:
+            keys = zip(self.parents, self.token_ids, strict=True)
+            self._children.update((key, number) for number, key in enumerate(keys, 1))
         return self._children.get((node, token_id))
 
     def children(self, node: int) -> tuple[int, ...]:

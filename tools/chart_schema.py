@@ -102,11 +102,9 @@ def model(*sources: str, hub_extra: Mapping[str, Schema] | None = None, **extra:
     of_hub = hub()
     of_hub["properties"] |= hub_extra or {}
     filled = {"type": "string", "minLength": 1}
-    given = {"repository": filled, "revision": filled}
     needs: dict[str, Schema] = {
         "image": {"properties": {"path": {"type": "string", "pattern": "^/"}}},
         "claim": {"properties": {"claimName": filled}},
-        "hub": {"properties": {"hub": {"properties": given}}},
     }
     properties = {"source": choice(*sources), "path": TEXT, "claimName": TEXT, "hub": of_hub}
     return closed(
@@ -295,6 +293,20 @@ def network(*peers: str) -> Schema:
     return closed({"enabled": BOOLEAN, **{name: foreign_list() for name in peers}})
 
 
+def tracing() -> Schema:
+    """Return the schema of where traces go."""
+    return closed(
+        {
+            "otlpEndpoint": {"type": "string", "pattern": "^(https?://[^\\s/]+)?$"},
+            "ratio": {"type": "number", "minimum": 0, "maximum": 1},
+            "resourceAttributes": {
+                "type": "object",
+                "additionalProperties": {"type": "string", "pattern": "^[^,;=\\s]*$"},
+            },
+        }
+    )
+
+
 def monitors() -> dict[str, Schema]:
     """Return the schemas of how Prometheus finds pods."""
     monitor = closed({"enabled": BOOLEAN, "interval": TEXT, "labels": LABELS})
@@ -327,7 +339,8 @@ def paceline_schema() -> Schema:
             "verifiers": pools("verifier"),
             "draftDefaults": {"$ref": "#/definitions/draft"},
             "drafts": pools("draft"),
-            "networkPolicy": network("applications", "monitoring", "dns", "hub"),
+            "networkPolicy": network("applications", "monitoring", "dns", "hub", "collector"),
+            "tracing": tracing(),
             "monitoring": closed(
                 {
                     **monitors(),
@@ -359,7 +372,8 @@ def paceline_draft_schema() -> Schema:
             **release(),
             "paceline": closed({"release": {"type": "string", "minLength": 1}}),
             "pool": draft(name={"type": "string", "pattern": POOL_NAME}),
-            "networkPolicy": network("monitoring", "dns", "hub"),
+            "networkPolicy": network("monitoring", "dns", "hub", "collector"),
+            "tracing": tracing(),
             "monitoring": closed(monitors(), **both_on("serviceMonitor", "podMonitor")),
         },
         {},

@@ -17,6 +17,8 @@ COMMON_MANAGED = {
     "tls_certificate": "tls.existingSecret",
     "tls_private_key": "tls.existingSecret",
     "tls_client_ca": "tls.clientCASecret",
+    "otlp_endpoint": "tracing.otlpEndpoint",
+    "trace_ratio": "tracing.ratio",
 }
 """Settings that templates fill in, and the value that decides each."""
 

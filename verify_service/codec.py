@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.codec import duration_from_proto, duration_to_proto
 from paceline.errors import InvalidRequest
+from paceline.noise import mix64
 from paceline.status import status_code
 from paceline.v1 import draft_service_pb2, types_pb2, verify_service_pb2
 from verify_service.engine.constraint import Constraint
@@ -220,18 +221,29 @@ def load_to_proto(load: Load, max_running: int) -> verify_service_pb2.LoadReport
     )
 
 
-def open_to_proto(event: SessionOpened, max_tree_depth: int) -> draft_service_pb2.SessionOpen:
-    """Return the message that tells a drafter about a sequence."""
+def open_to_proto(
+    event: SessionOpened, max_tree_depth: int, *, may_draw: bool = False
+) -> draft_service_pb2.SessionOpen:
+    """
+    Return the message that tells a drafter about a sequence.
+
+    Under REJECTION it learns nothing of the seed, since a drafter that could foretell the
+    verifier's numbers could aim at them. ``may_draw``: its draft distributions are believed.
+    """
     request = event.request
+    sampling = request.sampling
+    is_rejection = sampling.rule is Rule.REJECTION
+    wants_drawn = is_rejection and may_draw and not sampling.is_greedy
     return draft_service_pb2.SessionOpen(
         session_id=request.sequence_id,
         committed_token_ids=event.committed_token_ids,
-        seed=request.sampling.seed,
-        temperature=request.sampling.temperature,
+        seed=mix64(request.sequence_id) if is_rejection else sampling.seed,
+        temperature=0.0 if is_rejection and not wants_drawn else sampling.temperature,
         tenant=request.tenant,
         predicted_token_ids=request.predicted_token_ids,
         max_tree_depth=max_tree_depth,
         prompt_len=len(request.prompt_token_ids),
+        wants_drawn_children=wants_drawn,
     )
 
 

@@ -11,18 +11,22 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import grpc.aio
 import structlog
 
 from paceline.channels import open_link
-from paceline.codec import protocol_range, speaks_our_protocol, tree_from_proto
+from paceline.codec import tree_from_proto
 from paceline.errors import ConfigurationError, InvalidTree, Mismatch
 from paceline.tls import DialTls
-from paceline.v1 import draft_service_pb2, draft_service_pb2_grpc
+from paceline.tree import TokenTree
+from paceline.v1 import draft_service_pb2, draft_service_pb2_grpc, types_pb2
 from verify_service.codec import commit_to_proto, fallback_from_proto, open_to_proto
+from verify_service.draft_distributions import distributions_from_proto
+from verify_service.drafter_check import check_drafter
+from verify_service.engine.drawn_children import DrawnChildren
 from verify_service.engine.sampling import Fallback
 from verify_service.engine.steps import (
     Command,
@@ -36,11 +40,11 @@ from verify_service.engine.steps import (
     SessionRefused,
     TreeFact,
 )
+from verify_service.sequence_traces import Origin
 from verify_service.targets.target import TargetInfo
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
-ANY_TOKENIZER = "any"
 MAX_PENDING_EVENTS = 20_000
 
 
@@ -90,6 +94,7 @@ class DraftLink:
         limits: LinkLimits | None = None,
         *,
         tls: DialTls | None = None,
+        is_trusted: bool = False,
     ) -> None:
         self.status = PoolStatus(pool)
         self.counts: Counter[str] = Counter()
@@ -100,13 +105,20 @@ class DraftLink:
         self._send = send
         self._limits = limits or LinkLimits()
         self._tls = tls
+        self._is_trusted = is_trusted
+        """Its draft distributions are believed (rule REJECTION)."""
         self._pending = draft_service_pb2.DraftRequest()
         self._num_pending = 0
         self._has_pending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.on_round_trip: Callable[[str, float], None] = _ignore
         """Called with the pool and the seconds from a commit to the tree right behind it."""
+        self.origin_of: Callable[[int], Origin] = _unknown
+        """Tells whose request a sequence is, for the drafter's logs and spans."""
         self._awaited: dict[int, tuple[int, float]] = {}
+        self._draining = asyncio.Event()
+        self._unopened: set[int] = set()
+        """Sequences that the drafter was not told of because it drains."""
 
     def start(self) -> None:
         """Start connecting."""
@@ -124,10 +136,17 @@ class DraftLink:
         if self.status.cause is not None:
             return
         for event in events:
+            if self._is_withheld(event):
+                continue
             self._num_pending += 1
             match event:
                 case SessionOpened():
-                    opened = open_to_proto(event, self._limits.max_tree_depth)
+                    opened = open_to_proto(
+                        event, self._limits.max_tree_depth, may_draw=self._is_trusted
+                    )
+                    origin = self.origin_of(event.request.sequence_id)
+                    opened.traceparent = origin.traceparent
+                    opened.client_request_id = origin.request_id
                     self._pending.opens.append(opened)
                     self._await_tree(event.request.sequence_id, len(event.committed_token_ids))
                 case SessionCommitted():
@@ -139,6 +158,20 @@ class DraftLink:
                     self._awaited.pop(event.sequence_id, None)
         if self._num_pending:
             self._has_pending.set()
+
+    def _is_withheld(self, event: SessionEvent) -> bool:
+        """Return whether a draining drafter need not hear of it: it takes no new sessions."""
+        match event:
+            case SessionOpened() if self._draining.is_set():
+                self._unopened.add(event.request.sequence_id)
+                return True
+            case SessionCommitted():
+                return event.sequence_id in self._unopened
+            case SessionClosed() if event.sequence_id in self._unopened:
+                self._unopened.discard(event.sequence_id)
+                return True
+            case _:
+                return False
 
     async def _run(self) -> None:
         backoff = self._limits.backoff_seconds
@@ -169,28 +202,69 @@ class DraftLink:
             await asyncio.sleep(pause)
 
     async def _serve_once(self) -> None:
-        async with self._channel() as channel:
-            stub = draft_service_pb2_grpc.DraftServiceStub(channel)
-            await self._handshake(stub)
-            call = stub.Draft()
-            self._pending.Clear()
-            self._num_pending = 0
-            self._awaited.clear()
-            self._send(PoolUp(self._pool))
-            tasks = [
-                asyncio.create_task(self._write(call)),
-                asyncio.create_task(self._read(call)),
-                asyncio.create_task(self._watch(stub)),
-            ]
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+        """Serve one connection, and after a drain its successors, until one ends by itself."""
+        channel: grpc.aio.Channel | None = await self._connect()
+        pause = self._limits.backoff_seconds
+        while channel is not None:
+            channel = await self._serve(channel, pause)
+            pause = min(2 * pause, self._limits.max_backoff_seconds)
+
+    async def _connect(self) -> grpc.aio.Channel:
+        channel = self._channel()
+        try:
+            await self._handshake(draft_service_pb2_grpc.DraftServiceStub(channel))
+        except BaseException:
+            await channel.close()
+            raise
+        return channel
+
+    async def _serve(self, channel: grpc.aio.Channel, pause: float) -> grpc.aio.Channel | None:
+        """Serve one stream to its end; return the channel to go on with if it was left early."""
+        stub = draft_service_pb2_grpc.DraftServiceStub(channel)
+        call = stub.Draft()
+        self._begin_stream()
+        successor = asyncio.create_task(self._successor(pause))
+        tasks: list[asyncio.Task[None]] = [
+            asyncio.create_task(self._write(call)),
+            asyncio.create_task(self._read(call)),
+            asyncio.create_task(self._watch(stub)),
+        ]
+        following: grpc.aio.Channel | None = None
+        try:
+            await asyncio.wait((successor, *tasks), return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
                     task.result()
-            finally:
-                call.cancel()
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            following = successor.result() if successor.done() else None
+            return following
+        finally:
+            call.cancel()
+            for each in (successor, *tasks):
+                each.cancel()
+            await asyncio.gather(successor, *tasks, return_exceptions=True)
+            if following is None and not successor.cancelled() and not successor.exception():
+                await successor.result().close()
+            await channel.close()
+
+    def _begin_stream(self) -> None:
+        self._pending.Clear()
+        self._num_pending = 0
+        self._awaited.clear()
+        self._unopened.clear()
+        self._draining.clear()
+        self._send(PoolUp(self._pool))
+
+    async def _successor(self, pause: float) -> grpc.aio.Channel:
+        """Once the drafter drains, find another replica; running sessions stay until then."""
+        await self._draining.wait()
+        log.info("draft_pool_draining", pool=self._pool)
+        while True:
+            # The drafter closes its port only after telling; sooner, it would be found again.
+            await asyncio.sleep(pause)
+            try:
+                return await self._connect()
+            except (grpc.aio.AioRpcError, _Retry) as error:
+                log.debug("draft_pool_has_no_successor", pool=self._pool, cause=str(error))
 
     def _channel(self) -> grpc.aio.Channel:
         try:
@@ -204,24 +278,10 @@ class DraftLink:
             draft_service_pb2.GetCapabilitiesRequest(), timeout=self._limits.connect_seconds
         )
         try:
-            self._check(answer)
+            check_drafter(self._pool, answer, self._info)
         except Mismatch as error:
             raise _Retry(Fallback.MISMATCH, error.message, self._limits.demotion_seconds) from None
         self.status = PoolStatus(self._pool, None, "", answer.drafter, answer.version)
-
-    def _check(self, answer: draft_service_pb2.GetCapabilitiesResponse) -> None:
-        if not speaks_our_protocol(answer.protocol):
-            ours = protocol_range()
-            raise Mismatch(
-                f"draft pool {self._pool} speaks protocol {answer.protocol.min_version} to "
-                f"{answer.protocol.max_version}, this verifier {ours.max_version}; upgrade one"
-            )
-        fingerprint = answer.tokenizer_fingerprint
-        if fingerprint not in (ANY_TOKENIZER, self._info.tokenizer_fingerprint):
-            raise Mismatch(
-                f"draft pool {self._pool} uses tokenizer {fingerprint[:12]}, the target "
-                f"{self._info.tokenizer_fingerprint[:12]}; export the drafter from this model"
-            )
 
     async def _write(
         self,
@@ -248,6 +308,8 @@ class DraftLink:
     ) -> None:
         async for message in call:
             self.counts["messages_received"] += 1
+            if message.draining:
+                self._draining.set()
             for proposal in message.proposals:
                 self._take(proposal)
             for session_id in message.unknown_session_ids:
@@ -274,7 +336,16 @@ class DraftLink:
             return
         self.counts["trees"] += 1
         self._note_arrival(proposal.session_id, proposal.base_len)
-        self._send(TreeFact(proposal.session_id, proposal.base_len, tree, self._pool))
+        drawn = self._drawn(proposal.tree, tree)
+        self._send(TreeFact(proposal.session_id, proposal.base_len, tree, self._pool, drawn))
+
+    def _drawn(self, message: types_pb2.TokenTree, tree: TokenTree) -> Mapping[int, DrawnChildren]:
+        if not self._is_trusted:
+            return {}
+        read = distributions_from_proto(message, tree, self._info.num_token_ids)
+        for cause, number in read.dropped.items():
+            self.counts[f"invalid_{cause}"] += number
+        return read.by_node
 
     def _await_tree(self, session_id: int, committed_len: int) -> None:
         self._awaited[session_id] = (committed_len, time.monotonic())
@@ -318,3 +389,8 @@ class DraftLink:
 
 def _ignore(pool: str, seconds: float) -> None:
     pass
+
+
+def _unknown(sequence_id: int) -> Origin:
+    del sequence_id
+    return Origin()

@@ -140,7 +140,7 @@ class GatewayStream:
 
     def _submit(self, message: verify_service_pb2.Start, constraint: Constraint | None) -> None:
         try:
-            if self._router.is_draining:
+            if self._router.is_closed:
                 raise Unavailable("the verifier is draining", retry_after_seconds=0.5)
             sequence_id = self._router.next_id()
             request = request_from_proto(
@@ -152,6 +152,9 @@ class GatewayStream:
                 constraint=constraint,
             )
             self._router.submit(request, drafting_from_proto(message.drafting), self)
+            self._router.traces.opened(
+                sequence_id, message.client_request_id, message.traceparent, "Attach"
+            )
         except PacelineError as error:
             self._answer_failure(message.request_id, error)
             return

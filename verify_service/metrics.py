@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from paceline.metrics import COUNT_BUCKETS, STEP_BUCKETS, TOKEN_GAP_BUCKETS, LoopHistogram
 from verify_service.draft_link import DraftLink
+from verify_service.engine.draft_tally import DraftTally
 from verify_service.engine.sampling import Fallback
 from verify_service.engine.steps import (
     Command,
@@ -32,8 +33,23 @@ class CalibratedEngine(Protocol):
     """An engine that knows how far drafters' estimates were off."""
 
     def calibration_errors(self) -> Mapping[str, float]:
-        """Return each pool's mean squared error of estimated against seen acceptance."""
+        """Return how far each pool's estimated and seen acceptance are apart."""
         ...
+
+
+@runtime_checkable
+class TallyingEngine(Protocol):
+    """An engine that counts what became of drafters' trees."""
+
+    @property
+    def draft_tally(self) -> DraftTally:
+        """The counts so far."""
+        ...
+
+
+def draft_tally(engine: object) -> DraftTally | None:
+    """Return an engine's counts of what became of trees; None: it keeps none."""
+    return engine.draft_tally if isinstance(engine, TallyingEngine) else None
 
 
 def calibration_reader(engine: object) -> Callable[[], Mapping[str, float]]:
@@ -54,6 +70,7 @@ class VerifyMetrics:
         registry: CollectorRegistry,
         links: Mapping[str, DraftLink],
         calibration_errors: Callable[[], Mapping[str, float]],
+        tally: DraftTally | None = None,
     ) -> None:
         self._links = links
         self._pool_of: dict[int, str] = {}
@@ -99,6 +116,8 @@ class VerifyMetrics:
             registry=registry,
         )
         registry.register(_LinkCollector(links, calibration_errors))
+        if tally is not None:
+            registry.register(_TallyCollector(tally))
 
     def round_trip(self, pool: str, seconds: float) -> None:
         """Take note of one round trip to a pool."""
@@ -218,12 +237,35 @@ class _LinkCollector:
                     invalid.add_metric((pool, name.removeprefix("invalid_")), number)
         calibration = GaugeMetricFamily(
             "paceline_draft_calibration_error_ratio",
-            "Mean squared error of the estimated acceptance of nodes (Brier score), recent.",
+            "Gap between estimated and seen acceptance of nodes, averaged over estimates, recent.",
             labels=("draft",),
         )
         for pool, error in self._calibration_errors().items():
             calibration.add_metric((pool,), error)
         return (up, trees, stale, invalid, calibration)
+
+
+class _TallyCollector:
+    """Reads the engine's own counts when Prometheus asks."""
+
+    def __init__(self, tally: DraftTally) -> None:
+        self._tally = tally
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield what became of trees and nodes."""
+        trees = CounterMetricFamily(
+            "paceline_draft_tree_outcomes",
+            "Valid trees by what became of them: merged, stale, ahead, ended or inbox_full.",
+            labels=("draft", "outcome"),
+        )
+        for (pool, fate), number in self._tally.trees().items():
+            trees.add_metric((pool, fate.name.lower()), number)
+        nodes = CounterMetricFamily(
+            "paceline_draft_nodes_without_kv",
+            "Draft nodes worth a row that found no free KV block.",
+            self._tally.num_nodes_without_blocks,
+        )
+        return (trees, nodes)
 
 
 def _shown(cause: Fallback | None) -> str:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.errors import InvalidRequest
-from verify_service.engine.sampling import Rule, SamplingParams
+from verify_service.engine.sampling import SamplingParams
 from verify_service.engine.sequence import Request
 from verify_service.targets.target import TargetInfo
 
@@ -46,7 +46,7 @@ _RANGES = (
 
 
 def check_sampling(params: SamplingParams, info: TargetInfo) -> None:
-    """Raise ``InvalidRequest`` naming the parameter that is out of range or unsupported."""
+    """Raise ``InvalidRequest`` naming the parameter that is out of range."""
     for limit in _RANGES:
         limit.check(getattr(params, limit.name))
     if len(params.logit_bias) > MAX_LOGIT_BIASES:
@@ -61,12 +61,6 @@ def check_sampling(params: SamplingParams, info: TargetInfo) -> None:
                 field="sampling.logit_bias",
             )
     _check_ids("sampling.logit_bias", tuple(params.logit_bias), info.num_token_ids)
-    if params.rule is not Rule.SAMPLE_AND_MATCH:
-        raise InvalidRequest(
-            "sampling.verification_rule: this verifier offers SAMPLE_AND_MATCH only",
-            field="sampling.verification_rule",
-            reason="UNSUPPORTED",
-        )
 
 
 def check_request(request: Request, info: TargetInfo) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from paceline.metrics import service_registry
 from paceline.routing import follow_routing
 from paceline.serving import Server, termination_signal
 from paceline.tls import channel_credentials
+from paceline.tracing import open_tracer
 from paceline.v1 import verify_service_pb2, verify_service_pb2_grpc
 from verify_service.changing_pools import ChangingPools
+from verify_service.cost_state import cost_state
 from verify_service.draft_link import DraftLink
 from verify_service.engine.draft_selection import BudgetMode
 from verify_service.engine.engine_thread import EngineThread
@@ -25,7 +28,8 @@ from verify_service.engine.steps import Command, StepOutput
 from verify_service.engine_backend import EngineBackend
 from verify_service.generation_defaults import generation_defaults
 from verify_service.grammar import GrammarCompiler
-from verify_service.metrics import VerifyMetrics, calibration_reader
+from verify_service.metrics import VerifyMetrics, calibration_reader, draft_tally
+from verify_service.sequence_traces import SequenceTraces
 from verify_service.servicer import VerifyServicer
 from verify_service.settings import VerifySettings
 from verify_service.step_router import StepRouter
@@ -40,6 +44,10 @@ MOST_DEFAULT_TOKENS = 32_768
 SERVICE_NAME = verify_service_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A warm engine and what it serves by default."""
@@ -48,6 +56,8 @@ class Loaded:
     defaults: SamplingParams
     grammars: GrammarCompiler | None = None
     """Compiles structured output; None: the target has no tokenizer."""
+    when_stopped: Callable[[], None] = _nothing
+    """Called once the engine has stopped for good."""
 
 
 def engine_config(settings: VerifySettings, info: TargetInfo) -> EngineConfig:
@@ -79,13 +89,24 @@ def load(settings: VerifySettings) -> Loaded:
     target: TargetModel = load_target(settings)
     engine = StepEngine(target, engine_config(settings, target.info))
     warm_up(engine)
+    keep = _kept_costs(settings, engine)
     if settings.model is None:
-        return Loaded(EngineThread(engine), SamplingParams())
+        return Loaded(EngineThread(engine), SamplingParams(), when_stopped=keep)
     return Loaded(
         EngineThread(engine),
         generation_defaults(settings.model),
         _grammars(settings.model, engine.info),
+        keep,
     )
+
+
+def _kept_costs(settings: VerifySettings, engine: StepEngine) -> Callable[[], None]:
+    """Restore what steps were known to cost; return how to keep it."""
+    state = cost_state(settings, engine.info)
+    if state is None:
+        return _nothing
+    state.restore(engine.costs)
+    return lambda: state.keep(engine.costs)
 
 
 def _load_tensorrt_llm(settings: VerifySettings) -> Loaded:
@@ -107,6 +128,7 @@ class VerifyServer:
 
     def __init__(self, loaded: Loaded, settings: VerifySettings) -> None:
         self._settings = settings
+        self._when_stopped = loaded.when_stopped
         self._loop = asyncio.get_running_loop()
         self.backend = loaded.backend
         info = self.backend.info
@@ -114,8 +136,11 @@ class VerifyServer:
         self.links = self._pools.links
         self._following: asyncio.Task[None] | None = None
         registry = service_registry("verifier")
-        self.metrics = VerifyMetrics(registry, self.links, calibration_reader(self.backend))
-        self.router = StepRouter(self._send, self.links)
+        self.metrics = VerifyMetrics(
+            registry, self.links, calibration_reader(self.backend), draft_tally(self.backend)
+        )
+        self.tracer = open_tracer("verifier", settings.otlp_endpoint, settings.trace_ratio)
+        self.router = StepRouter(self._send, self.links, SequenceTraces(self.tracer))
         self.server = Server([SERVICE_NAME], with_reflection=settings.reflection)
         self._admin = AdminServer(registry, lambda: self.server.is_ready)
         servicer = VerifyServicer(
@@ -150,11 +175,16 @@ class VerifyServer:
         return port
 
     async def drain(self) -> None:
-        """Refuse new requests, let running ones end, then cut what is left."""
+        """
+        Say that no more is wanted, then refuse new requests, let running ones end, cut the rest.
+
+        What arrives within the propagation delay is served: not everybody has heard of it yet.
+        """
         await self.server.set_ready(False)
         self.router.is_draining = True
         self.router.deliver(StepOutput(load=self.router.load))
         await asyncio.sleep(self._settings.propagation_delay_seconds)
+        self.router.is_closed = True
         try:
             async with asyncio.timeout(self._settings.drain_seconds):
                 await self.router.wait_until_idle()
@@ -171,12 +201,21 @@ class VerifyServer:
         await self.server.stop(0.5)
         await self._admin.aclose()
         await asyncio.to_thread(self.backend.stop)
+        await asyncio.to_thread(self._when_stopped)
+        if self.tracer is not None:
+            await self.tracer.aclose()
 
     def _make_link(self, pool: str, address: str) -> DraftLink:
         link = DraftLink(
-            pool, address, self.backend.info, self.backend.send, tls=self._settings.link_tls
+            pool,
+            address,
+            self.backend.info,
+            self.backend.send,
+            tls=self._settings.link_tls,
+            is_trusted=pool in self._settings.trusted_pools,
         )
         link.on_round_trip = self._note_round_trip
+        link.origin_of = lambda sequence_id: self.router.traces.origin(sequence_id)
         return link
 
     def _note_round_trip(self, pool: str, seconds: float) -> None:

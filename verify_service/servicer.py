@@ -14,6 +14,7 @@ import structlog
 from paceline.codec import protocol_range, tree_from_proto
 from paceline.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unavailable
 from paceline.status import rich_status
+from paceline.unreadable import readable
 from paceline.v1 import verify_service_pb2, verify_service_pb2_grpc
 from verify_service.codec import (
     capabilities_to_proto,
@@ -22,6 +23,7 @@ from verify_service.codec import (
     sampling_to_proto,
     step_to_proto,
 )
+from verify_service.draft_distributions import distributions_from_proto
 from verify_service.draft_link import DraftLink
 from verify_service.engine.constraint import Constraint
 from verify_service.engine.sampling import SamplingParams
@@ -143,7 +145,7 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
         session = VerifySession()
         self._router.attach(session)
         try:
-            async for response in self._verify(session, request_iterator):
+            async for response in self._verify(session, readable(request_iterator)):
                 yield response
         except PacelineError as error:
             await context.abort_with_status(rich_status(error))
@@ -174,7 +176,7 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
                 return
 
     async def _open(self, message: verify_service_pb2.Start, session: VerifySession) -> Request:
-        if self._router.is_draining:
+        if self._router.is_closed:
             raise Unavailable("the verifier is draining", retry_after_seconds=0.5)
         constraint = (
             await self._compile_constraint(message)
@@ -191,6 +193,9 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
             lockstep=True,
         )
         self._router.submit(request, Drafting(), session)
+        self._router.traces.opened(
+            request.sequence_id, message.client_request_id, message.traceparent, "Verify"
+        )
         return request
 
     async def _compile_constraint(self, message: verify_service_pb2.Start) -> Constraint:
@@ -228,14 +233,22 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
                 f"base_len is {message.base_len}, only {committed} tokens are committed",
                 field="base_len",
             )
-        self._router.send(TreeFact(sequence_id, message.base_len, tree))
+        # A client that misstates its own draws misleads nobody but itself.
+        read = distributions_from_proto(message.tree, tree, self._info.num_token_ids)
+        if read.dropped:
+            cause = next(iter(read.dropped))
+            raise InvalidRequest(
+                f"tree.drawn_children: {cause}; see DrawnChildren for what holds",
+                field="tree.drawn_children",
+            )
+        self._router.send(TreeFact(sequence_id, message.base_len, tree, drawn=read.by_node))
 
 
 async def _receive_all(
     stream: GatewayStream, requests: AsyncIterator[verify_service_pb2.AttachRequest]
 ) -> None:
     with contextlib.suppress(grpc.aio.UsageError):
-        async for message in requests:
+        async for message in readable(requests):
             stream.receive(message)
 
 

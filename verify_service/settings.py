@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from paceline.settings import LinkSettings
 
@@ -48,6 +48,10 @@ class VerifySettings(LinkSettings):
     pools: dict[str, str] = Field(default_factory=dict)
     """Draft pools, ``NAME=HOST:PORT``; requests name the pool that drafts for them."""
 
+    trusted_pools: Annotated[tuple[str, ...], NoDecode] = ()
+    """Pools whose stated draft distributions are believed under the rule REJECTION; repeat the flag
+    or separate with commas. By default none: one that misstates them would bias the output."""
+
     routing: Path | None = None
     """YAML file with further draft pools, read again when it changes."""
 
@@ -75,5 +79,18 @@ class VerifySettings(LinkSettings):
     draft_budget: Literal["adaptive", "fixed"] = "adaptive"
     """``adaptive``: as many nodes as learned costs justify; ``fixed``: always the maximum."""
 
+    state: Path | None = None
+    """Folder where learned step costs are kept across restarts, per model and device; unset: they
+    are learned anew. A file of its own per verifier: no two may share one folder."""
+
     prefix_caching: bool = True
     """Reuse the KV of known prompt prefixes (per tenant)."""
+
+    @field_validator("trusted_pools", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        """Take a comma-separated text, as flags and environment give it, or a file's list."""
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            return value
+        return tuple(name for part in parts if (name := str(part).strip()))

@@ -23,6 +23,7 @@ from verify_service.engine.steps import (
     StepOutput,
     Submit,
 )
+from verify_service.sequence_traces import SequenceTraces
 
 
 class Outbox(Protocol):
@@ -44,9 +45,18 @@ class Outbox(Protocol):
 class StepRouter:
     """Knows which outbox each sequence belongs to. Lives on the event loop."""
 
-    def __init__(self, send: Callable[[Command], None], links: Mapping[str, DraftLink]) -> None:
+    def __init__(
+        self,
+        send: Callable[[Command], None],
+        links: Mapping[str, DraftLink],
+        traces: SequenceTraces | None = None,
+    ) -> None:
         self.load = Load()
         self.is_draining = False
+        """Gateways are told to send no more."""
+        self.is_closed = False
+        """What they send all the same is refused."""
+        self.traces = traces or SequenceTraces()
         self._send = send
         self._links = links
         self._ids = itertools.count(1)
@@ -73,7 +83,7 @@ class StepRouter:
         self._outboxes.discard(outbox)
         for sequence_id in [s for s, owner in self._outbox_of.items() if owner is outbox]:
             self.cancel(sequence_id)
-            self._ended(sequence_id)
+            self._ended(sequence_id, "DETACHED")
 
     def submit(self, request: Request, drafting: Drafting, outbox: Outbox) -> None:
         """Start a sequence whose steps go to ``outbox``; raises ``Overloaded``."""
@@ -92,17 +102,18 @@ class StepRouter:
     def deliver(self, output: StepOutput) -> None:
         """Distribute one step's output."""
         self.load = output.load
+        self.traces.observe(output.steps)
         for step in output.steps:
             outbox = self._outbox_of.get(step.sequence_id)
             if outbox is not None:
                 outbox.put_step(step)
                 if step.finish_reason is not None:
-                    self._ended(step.sequence_id)
+                    self._ended(step.sequence_id, step.finish_reason.name)
         for failure in output.failures:
             outbox = self._outbox_of.get(failure.sequence_id)
             if outbox is not None:
                 outbox.put_failure(failure)
-                self._ended(failure.sequence_id)
+                self._ended(failure.sequence_id, failure.error.reason, failed=True)
         for pool, link in self._links.items():
             link.publish(event for event in output.session_events if event.pool == pool)
         for outbox in self._outboxes:
@@ -112,7 +123,7 @@ class StepRouter:
         """End every sequence with ``error`` without the engine's help."""
         for sequence_id, outbox in list(self._outbox_of.items()):
             outbox.put_failure(SequenceFailure(sequence_id, error))
-            self._ended(sequence_id)
+            self._ended(sequence_id, error.reason, failed=True)
         for outbox in self._outboxes:
             outbox.flush(self.load)
 
@@ -120,7 +131,8 @@ class StepRouter:
         """Return once no sequence is left."""
         await self._idle.wait()
 
-    def _ended(self, sequence_id: int) -> None:
+    def _ended(self, sequence_id: int, outcome: str, *, failed: bool = False) -> None:
         self._outbox_of.pop(sequence_id, None)
+        self.traces.ended(sequence_id, outcome, failed=failed)
         if not self._outbox_of:
             self._idle.set()

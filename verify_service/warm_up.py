@@ -38,8 +38,9 @@ def warm_up(engine: StepEngine) -> None:
         engine.step()
     committed = _verify_chains(engine, sizes, length)
     engine.costs.forget()
-    for _ in range(NUM_PASSES - 1):
-        committed = _verify_chains(engine, sizes, committed)
+    with engine.costs.seeding():
+        for _ in range(NUM_PASSES - 1):
+            committed = _verify_chains(engine, sizes, committed)
     engine.apply(CancelSequence(WARM_UP_ID))
     engine.step()
     engine.forget_cached_prefixes()

@@ -10,7 +10,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY paceline ./paceline
 COPY gateway ./gateway
 RUN python -m venv --without-pip /opt/paceline \
-    && python -m pip --python /opt/paceline install --no-cache-dir -c constraints.txt ".[gateway]"
+    && python -m pip --python /opt/paceline install --no-cache-dir -c constraints.txt ".[gateway,telemetry]"
 
 FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}}
 RUN python -m pip uninstall --yes pip setuptools wheel

@@ -20,7 +20,7 @@ COPY --from=build /wheels /tmp/wheels
 # The environment sees NVIDIA's packages and adds only what is missing there; without the extra
 # `verify`, nothing could replace NVIDIA's torch.
 RUN python3 -m venv --system-site-packages /opt/paceline \
-    && /opt/paceline/bin/pip install --no-cache-dir -c /tmp/constraints.txt /tmp/wheels/*.whl \
+    && /opt/paceline/bin/pip install --no-cache-dir -c /tmp/constraints.txt "$(echo /tmp/wheels/*.whl)[telemetry]" \
     && rm -r /tmp/wheels /tmp/constraints.txt
 ENV PATH=/opt/paceline/bin:$PATH \
     PYTHONUNBUFFERED=1 \

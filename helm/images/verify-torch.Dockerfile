@@ -20,7 +20,7 @@ RUN python -m venv --without-pip /opt/paceline \
         python -m pip --python /opt/paceline install --no-cache-dir -c constraints.txt \
             --index-url "${TORCH_INDEX}" torch; \
     fi \
-    && python -m pip --python /opt/paceline install --no-cache-dir -c constraints.txt ".[${EXTRA}]"
+    && python -m pip --python /opt/paceline install --no-cache-dir -c constraints.txt ".[${EXTRA},telemetry]"
 
 FROM ${PYTHON_IMAGE}${PYTHON_DIGEST:+@${PYTHON_DIGEST}}
 RUN python -m pip uninstall --yes pip setuptools wheel

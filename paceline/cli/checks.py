@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import grpc
 import grpc.aio
 
 from paceline.channels import open_link
 from paceline.cli.access import ANYBODY, Access
-from paceline.cli.health import is_serving
+from paceline.cli.health import is_serving, knows_service
 from paceline.client import credential_metadata
 from paceline.codec import PROTOCOL_VERSION, speaks_our_protocol
 from paceline.generation_codec import fallback_name
@@ -34,6 +35,14 @@ _POOL_FIXES: Final[Mapping[str, str]] = {
     "demoted": "read the draft service's log: it sent invalid trees",
     "no_pool": "name the pool in the verifier's pools",
 }
+
+
+_SERVICES: Final[Mapping[str, tuple[str, str]]] = {
+    "paceline.v1.GenerationService": ("a gateway", "--gateway"),
+    "paceline.v1.VerifyService": ("a verifier", "--verifier"),
+    "paceline.v1.DraftService": ("a draft service", "--draft"),
+}
+"""What a server is by the service that it names, and the flag that examines it."""
 
 
 class Level(StrEnum):
@@ -62,68 +71,98 @@ class Tokenizer:
     fingerprint: str
 
 
-Report = AsyncIterator[Finding | Tokenizer]
+Entry = Finding | Tokenizer
+Report = AsyncIterator[Entry]
+
+
+Asking = Callable[[grpc.aio.Channel, str, Access], Awaitable[list[Entry]]]
 
 
 async def examine_gateway(address: str, access: Access = ANYBODY) -> Report:
     """Yield findings about a gateway, its verifiers and its draft pools."""
-    subject = f"gateway {address}"
-    async with open_link(address, access.tls) as channel:
-        async for finding in _reachability(channel, subject):
-            yield finding
-            if finding.level is Level.WRONG:
-                return
-        stub = GenerationServiceStub(channel)
-        request = generation_service_pb2.ListModelsRequest()
-        answer = await stub.ListModels(
-            request, timeout=TIMEOUT_SECONDS, metadata=credential_metadata(access.api_key)
-        )
-    for model in answer.models:
-        yield Tokenizer(subject, model.tokenizer_fingerprint)
-        yield _verifiers(subject, model)
-        for pool in model.draft_pools:
-            yield _pool(subject, pool)
-        if not model.draft_pools:
-            yield Finding(Level.WARNING, subject, f"{model.name} has no draft pool", "name one")
-    if not answer.models:
-        fix = "check its verifiers' addresses and that they are ready"
-        yield Finding(Level.WRONG, subject, "serves no model", fix)
+    async for entry in _examined(f"gateway {address}", address, access, _ask_gateway):
+        yield entry
 
 
 async def examine_verifier(address: str, access: Access = ANYBODY) -> Report:
     """Yield findings about a verifier and its draft pools."""
-    subject = f"verifier {address}"
-    async with open_link(address, access.tls) as channel:
-        async for finding in _reachability(channel, subject):
-            yield finding
-            if finding.level is Level.WRONG:
-                return
-        request = verify_service_pb2.GetModelInfoRequest()
-        info = await VerifyServiceStub(channel).GetModelInfo(request, timeout=TIMEOUT_SECONDS)
-    yield _protocol(subject, info.protocol)
-    what = f"{info.model} on engine {info.engine}, version {info.version or 'unknown'}"
-    yield Finding(Level.FINE, subject, what)
-    if info.tokenizer_fingerprint:
-        yield Tokenizer(subject, info.tokenizer_fingerprint)
-    for pool in info.draft_pools:
-        yield _pool(subject, pool)
+    async for entry in _examined(f"verifier {address}", address, access, _ask_verifier):
+        yield entry
 
 
 async def examine_draft_service(address: str, access: Access = ANYBODY) -> Report:
     """Yield findings about a draft service."""
-    subject = f"draft service {address}"
+    async for entry in _examined(f"draft service {address}", address, access, _ask_draft_service):
+        yield entry
+
+
+async def _examined(subject: str, address: str, access: Access, ask: Asking) -> Report:
     async with open_link(address, access.tls) as channel:
         async for finding in _reachability(channel, subject):
             yield finding
             if finding.level is Level.WRONG:
                 return
-        request = draft_service_pb2.GetCapabilitiesRequest()
-        able = await DraftServiceStub(channel).GetCapabilities(request, timeout=TIMEOUT_SECONDS)
-    yield _protocol(subject, able.protocol)
-    what = f"{able.name} (drafter {able.drafter}, version {able.version or 'unknown'})"
-    yield Finding(Level.FINE, subject, what)
-    if able.tokenizer_fingerprint not in {"", ANY_TOKENIZER}:
-        yield Tokenizer(subject, able.tokenizer_fingerprint)
+        try:
+            entries = await ask(channel, subject, access)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            entries = [await _somebody_else(channel, subject)]
+    for entry in entries:
+        yield entry
+
+
+async def _ask_gateway(channel: grpc.aio.Channel, subject: str, access: Access) -> list[Entry]:
+    answer = await GenerationServiceStub(channel).ListModels(
+        generation_service_pb2.ListModelsRequest(),
+        timeout=TIMEOUT_SECONDS,
+        metadata=credential_metadata(access.api_key),
+    )
+    entries: list[Entry] = []
+    for model in answer.models:
+        entries.append(Tokenizer(subject, model.tokenizer_fingerprint))
+        entries.append(_verifiers(subject, model))
+        entries.extend(_pool(subject, pool) for pool in model.draft_pools)
+        if not model.draft_pools:
+            told = f"{model.name} has no draft pool"
+            entries.append(Finding(Level.WARNING, subject, told, "name one"))
+    if not answer.models:
+        fix = "check its verifiers' addresses and that they are ready"
+        entries.append(Finding(Level.WRONG, subject, "serves no model", fix))
+    return entries
+
+
+async def _ask_verifier(channel: grpc.aio.Channel, subject: str, access: Access) -> list[Entry]:
+    request = verify_service_pb2.GetModelInfoRequest()
+    info = await VerifyServiceStub(channel).GetModelInfo(request, timeout=TIMEOUT_SECONDS)
+    told = f"{info.model} on engine {info.engine}, version {info.version or 'unknown'}"
+    entries = [_protocol(subject, info.protocol), Finding(Level.FINE, subject, told)]
+    pools = (_pool(subject, pool) for pool in info.draft_pools)
+    return [*entries, *_tokenizer(subject, info.tokenizer_fingerprint), *pools]
+
+
+async def _ask_draft_service(
+    channel: grpc.aio.Channel, subject: str, access: Access
+) -> list[Entry]:
+    request = draft_service_pb2.GetCapabilitiesRequest()
+    able = await DraftServiceStub(channel).GetCapabilities(request, timeout=TIMEOUT_SECONDS)
+    told = f"{able.name} (drafter {able.drafter}, version {able.version or 'unknown'})"
+    entries = [_protocol(subject, able.protocol), Finding(Level.FINE, subject, told)]
+    return [*entries, *_tokenizer(subject, able.tokenizer_fingerprint)]
+
+
+def _tokenizer(subject: str, fingerprint: str) -> list[Entry]:
+    return [] if fingerprint in {"", ANY_TOKENIZER} else [Tokenizer(subject, fingerprint)]
+
+
+async def _somebody_else(channel: grpc.aio.Channel, subject: str) -> Finding:
+    """Return what listens there instead, by the services that its health names."""
+    for service, (kind, flag) in _SERVICES.items():
+        if await knows_service(channel, service, TIMEOUT_SECONDS):
+            fix = f"check it with {flag}, or correct the address"
+            return Finding(Level.WRONG, subject, f"what listens there is {kind}", fix)
+    fix = "correct the address"
+    return Finding(Level.WRONG, subject, "what listens there serves something else", fix)
 
 
 def compare_tokenizers(tokenizers: list[Tokenizer]) -> Finding | None:

@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drafting.add_argument("--no-draft", action="store_true", help="decode without drafts")
     drafting.add_argument("--draft", action="store_true", help="use drafts whatever the load")
     parser.add_argument("--pool", help="draft pool")
+    parser.add_argument(
+        "--workload", metavar="NAME", help="kind of text, by which the best pool is measured"
+    )
     parser.add_argument("--max-draft-tokens", type=int, metavar="N", help="nodes per step")
     parser.add_argument("--stats", action="store_true", help="print figures at the end")
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object")
@@ -116,7 +119,8 @@ class Answer:
             f"total {timing.total_seconds:.2f} s, {rate:.1f} tokens/s",
             f"drafts: {speculation.num_accepted_draft_tokens} of {speculation.num_draft_tokens} "
             f"accepted, {speculation.mean_acceptance_length:.2f} tokens per step"
-            + (f", pool {speculation.pool}" if speculation.pool else ""),
+            + (f", pool {speculation.pool}" if speculation.pool else "")
+            + (f" ({speculation.pool_cause})" if speculation.pool_cause else ""),
             f"seed: {seed}",
         ]
         if speculation.fallbacks:
@@ -161,6 +165,7 @@ def _request_options(options: argparse.Namespace, prompt: str) -> GenerationOpti
         stop=options.stop,
         ignore_eos=options.ignore_eos,
         pool=options.pool,
+        workload=options.workload,
         max_draft_tokens=options.max_draft_tokens,
         return_token_ids=options.json,
         drafting="off" if options.no_draft else "on" if options.draft else "auto",

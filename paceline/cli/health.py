@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -40,3 +41,15 @@ async def is_serving(channel: grpc.aio.Channel, timeout_seconds: float) -> bool:
     stub = health_pb2_grpc.HealthStub(channel)
     answer = await stub.Check(request, timeout=timeout_seconds)
     return bool(answer.status == SERVING)
+
+
+async def knows_service(channel: grpc.aio.Channel, name: str, timeout_seconds: float) -> bool:
+    """Return whether the server names a service by its full name, ready or not."""
+    request = health_pb2.HealthCheckRequest(service=name)
+    try:
+        await health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_seconds)
+    except grpc.aio.AioRpcError as error:
+        if error.code() in {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED}:
+            return False
+        raise
+    return True

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from paceline.cli import doctor, generate, up
+from paceline.cli import bench, doctor, generate, lossless, up
 from paceline.cli.address import answers
 from paceline.cli.terminal import say
 from paceline.errors import ConfigurationError, InvalidRequest, PacelineError, Unavailable
@@ -21,7 +21,18 @@ INTERRUPTED_EXIT_CODE = 130
 _SUMMARIES = {
     "up": "start gateway, draft and verify service on this machine",
     "generate": "send one prompt through a gateway",
+    "bench": "measure a gateway with and without drafts",
+    "lossless": "show that drafting changes no token of a deployment",
     "doctor": "check a deployment; say cause and fix",
+}
+
+
+_COMMANDS = {
+    "up": up,
+    "generate": generate,
+    "bench": bench,
+    "lossless": lossless,
+    "doctor": doctor,
 }
 
 
@@ -68,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in (("up", up), ("generate", generate), ("doctor", doctor)):
+    for name, module in _COMMANDS.items():
         summary = _SUMMARIES[name]
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         module.add_arguments(command)

@@ -14,6 +14,13 @@ from paceline.cli.checks import Finding, Level, Report
 TIMEOUT_SECONDS: Final = 5.0
 MAX_BYTES: Final = 1_000_000
 
+_MEASURED: Final = {
+    "acceptance_length": "tokens per drafted step",
+    "tokens_per_step": "tokens per step",
+    "gain": "x plain",
+}
+"""What is measured of a pool, by its key in the report."""
+
 
 async def examine_policy(address: str) -> Report:
     """Yield a line per verifier and pool, and one per kind of count."""
@@ -48,8 +55,22 @@ def _findings(subject: str, report: dict[str, Any]) -> Iterator[Finding]:
         what = f"{pool['verifier']} pool {pool['pool']}"
         decision = "drafts" if pool["drafts"] else f"does not draft: {pool['cause']}"
         yield Finding(Level.FINE, subject, f"{what} {decision}")
-    for kind in ("draft_fallbacks", "probes", "failovers"):
+    yield from (_workload(subject, workload) for workload in report.get("workloads", []))
+    for kind in ("draft_fallbacks", "probes", "pool_choices", "failovers"):
         counts = report.get(kind) or {}
         if counts:
             listed = ", ".join(f"{label} {count}" for label, count in counts.items())
             yield Finding(Level.FINE, subject, f"{kind.replace('_', ' ')} so far: {listed}")
+
+
+def _workload(subject: str, seen: dict[str, Any]) -> Finding:
+    use = "in use" if seen["is_chosen"] else "not in use"
+    told = [f"{seen['verifier']} workload {seen['workload'] or 'any'} pool {seen['pool']}: {use}"]
+    told += [
+        f"{seen[key]:.2f} {words}"
+        for key, words in _MEASURED.items()
+        if isinstance(seen[key], int | float)
+    ]
+    if not seen["drafts"]:
+        told.append(f"does not draft: {seen['cause']}")
+    return Finding(Level.FINE, subject, ", ".join(told))

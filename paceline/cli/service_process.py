@@ -45,6 +45,11 @@ class ServiceProcess:
         """The exit code of the child, negative for a signal; None while it runs."""
         return self._process.returncode if self._process else None
 
+    @property
+    def pid(self) -> int:
+        """The process id of the child; 0 before it was started."""
+        return self._process.pid if self._process else 0
+
     async def start(self) -> None:
         """Start the child, or start it again; its output is appended to the log."""
         spec = self.spec

@@ -137,6 +137,9 @@ class SessionOpen(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_TREE_DEPTH_FIELD_NUMBER: _builtins.int
     PROMPT_LEN_FIELD_NUMBER: _builtins.int
+    WANTS_DRAWN_CHILDREN_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     """Unique on the stream and never reused."""
     seed: _builtins.int
@@ -149,6 +152,14 @@ class SessionOpen(_message.Message):
     max_tree_depth: _builtins.int
     prompt_len: _builtins.int
     """Length of the prompt within committed_token_ids."""
+    wants_drawn_children: _builtins.bool
+    """The request's rule is REJECTION and the verifier trusts this pool: draw children at random at
+    `temperature` and send the distribution with them. Under REJECTION, seed is unrelated to the
+    request's, and without this flag temperature is 0: the likeliest continuations serve best.
+    """
+    traceparent: _builtins.str
+    """W3C trace context of the sequence and the client's request id, for spans and logs; may be empty."""
+    client_request_id: _builtins.str
     @_builtins.property
     def committed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -167,10 +178,13 @@ class SessionOpen(_message.Message):
         max_draft_tokens: _builtins.int = ...,
         max_tree_depth: _builtins.int = ...,
         prompt_len: _builtins.int = ...,
+        wants_drawn_children: _builtins.bool = ...,
+        traceparent: _builtins.str = ...,
+        client_request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_token_ids", b"committed_token_ids", "max_draft_tokens", b"max_draft_tokens", "max_tree_depth", b"max_tree_depth", "predicted_token_ids", b"predicted_token_ids", "prompt_len", b"prompt_len", "seed", b"seed", "session_id", b"session_id", "temperature", b"temperature", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_request_id", b"client_request_id", "committed_token_ids", b"committed_token_ids", "max_draft_tokens", b"max_draft_tokens", "max_tree_depth", b"max_tree_depth", "predicted_token_ids", b"predicted_token_ids", "prompt_len", b"prompt_len", "seed", b"seed", "session_id", b"session_id", "temperature", b"temperature", "tenant", b"tenant", "traceparent", b"traceparent", "wants_drawn_children", b"wants_drawn_children"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

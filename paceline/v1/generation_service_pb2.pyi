@@ -142,21 +142,27 @@ class DraftingOptions(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     mode: Global___DraftingMode.ValueType
     pool: _builtins.str
-    """Pool name; empty: the gateway's default."""
+    """Pool name; empty: the routing file's, the gateway's default, or the one that measured best."""
     max_draft_tokens: _builtins.int
     """Most nodes per step; unset: the server's limit."""
+    workload: _builtins.str
+    """A name for requests of one kind, such as "code": which pool is best is measured for each.
+    Empty: derived from the form of the request. At most 64 characters.
+    """
     def __init__(
         self,
         *,
         mode: Global___DraftingMode.ValueType = ...,
         pool: _builtins.str = ...,
         max_draft_tokens: _builtins.int | None = ...,
+        workload: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "max_draft_tokens", b"max_draft_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "max_draft_tokens", b"max_draft_tokens", "mode", b"mode", "pool", b"pool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "max_draft_tokens", b"max_draft_tokens", "mode", b"mode", "pool", b"pool", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_tokens: _TypeAlias = _typing.Literal["max_draft_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_draft_tokens: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens"]  # noqa: Y015

@@ -30,7 +30,9 @@ class _VerificationRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Veri
     VERIFICATION_RULE_SAMPLE_AND_MATCH: _VerificationRule.ValueType  # 1
     """The target picks its own token with noise keyed by (seed, position, token). The default."""
     VERIFICATION_RULE_REJECTION: _VerificationRule.ValueType  # 2
-    """Rejection sampling with the drafter's probabilities (Leviathan et al. 2022; Chen et al. 2023)."""
+    """Rejection sampling with the drafter's probabilities (Leviathan et al. 2022; Chen et al. 2023).
+    Exact in distribution; ids depend on which drafts came when, and a resume draws afresh.
+    """
 
 class VerificationRule(_VerificationRule, metaclass=_VerificationRuleEnumTypeWrapper): ...
 
@@ -38,7 +40,9 @@ VERIFICATION_RULE_UNSPECIFIED: VerificationRule.ValueType  # 0
 VERIFICATION_RULE_SAMPLE_AND_MATCH: VerificationRule.ValueType  # 1
 """The target picks its own token with noise keyed by (seed, position, token). The default."""
 VERIFICATION_RULE_REJECTION: VerificationRule.ValueType  # 2
-"""Rejection sampling with the drafter's probabilities (Leviathan et al. 2022; Chen et al. 2023)."""
+"""Rejection sampling with the drafter's probabilities (Leviathan et al. 2022; Chen et al. 2023).
+Exact in distribution; ids depend on which drafts came when, and a resume draws afresh.
+"""
 Global___VerificationRule: _TypeAlias = VerificationRule  # noqa: Y015
 
 class _PriorityClass:
@@ -145,6 +149,40 @@ DRAFT_FALLBACK_TOO_LONG: DraftFallback.ValueType  # 10
 """The session or prompt is longer than the drafter takes."""
 Global___DraftFallback: _TypeAlias = DraftFallback  # noqa: Y015
 
+class _PoolCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOL_CAUSE_UNSPECIFIED: _PoolCause.ValueType  # 0
+    POOL_CAUSE_REQUESTED: _PoolCause.ValueType  # 1
+    """The request named it."""
+    POOL_CAUSE_ROUTED: _PoolCause.ValueType  # 2
+    """The routing file's default or weights."""
+    POOL_CAUSE_DEFAULT: _PoolCause.ValueType  # 3
+    """The gateway's default pool, or the verifier's only one."""
+    POOL_CAUSE_MEASURED: _PoolCause.ValueType  # 4
+    """It measured best for requests of this workload, or nothing is known yet."""
+    POOL_CAUSE_TRIAL: _PoolCause.ValueType  # 5
+    """Used for a moment to find out whether it is the better one."""
+
+class PoolCause(_PoolCause, metaclass=_PoolCauseEnumTypeWrapper):
+    """Why a request drafts from one pool and not from another."""
+
+POOL_CAUSE_UNSPECIFIED: PoolCause.ValueType  # 0
+POOL_CAUSE_REQUESTED: PoolCause.ValueType  # 1
+"""The request named it."""
+POOL_CAUSE_ROUTED: PoolCause.ValueType  # 2
+"""The routing file's default or weights."""
+POOL_CAUSE_DEFAULT: PoolCause.ValueType  # 3
+"""The gateway's default pool, or the verifier's only one."""
+POOL_CAUSE_MEASURED: PoolCause.ValueType  # 4
+"""It measured best for requests of this workload, or nothing is known yet."""
+POOL_CAUSE_TRIAL: PoolCause.ValueType  # 5
+"""Used for a moment to find out whether it is the better one."""
+Global___PoolCause: _TypeAlias = PoolCause  # noqa: Y015
+
 @_typing.final
 class TokenTree(_message.Message):
     """A tree of candidate tokens. Node i (1-based) continues node parents[i-1]; 0 is the root, which
@@ -158,6 +196,7 @@ class TokenTree(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PARENTS_FIELD_NUMBER: _builtins.int
     LOG_PROBS_FIELD_NUMBER: _builtins.int
+    DRAWN_CHILDREN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -168,20 +207,62 @@ class TokenTree(_message.Message):
         Empty: the drafter has no estimate.
         """
 
+    @_builtins.property
+    def drawn_children(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrawnChildren]:
+        """Nodes whose children were drawn at random, and from what. Read under the rule REJECTION, from
+        drafters that the verifier trusts; every other node counts as chosen, not drawn.
+        """
+
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         parents: _abc.Iterable[_builtins.int] | None = ...,
         log_probs: _abc.Iterable[_builtins.float] | None = ...,
+        drawn_children: _abc.Iterable[Global___DrawnChildren] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_probs", b"log_probs", "parents", b"parents", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drawn_children", b"drawn_children", "log_probs", b"log_probs", "parents", b"parents", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenTree: _TypeAlias = TokenTree  # noqa: Y015
+
+@_typing.final
+class DrawnChildren(_message.Message):
+    """The distribution from which the children of one node were drawn, one after another without
+    replacement; their node order is the order of the draws. Dropped and counted when malformed.
+    Invariants: parent is a node of the tree or 0, and named once; the lists have equal length; ids
+    are distinct and below the tokenizer's size; probabilities are finite, >= 0 and sum to 1 within
+    0.001 (ids not named have probability 0). It is the distribution of the first draw, after the
+    drafter's own temperature and cuts. Which draws are sent must not depend on their values.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROBS_FIELD_NUMBER: _builtins.int
+    parent: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def probs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        parent: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        probs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parent", b"parent", "probs", b"probs", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrawnChildren: _TypeAlias = DrawnChildren  # noqa: Y015
 
 @_typing.final
 class ProtocolRange(_message.Message):
@@ -477,6 +558,8 @@ class SpeculationStats(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     FALLBACKS_FIELD_NUMBER: _builtins.int
     NUM_EMPTY_STEPS_FIELD_NUMBER: _builtins.int
+    POOL_CAUSE_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
     """Verification steps = sum(acceptance_histogram). The prefill step is not one."""
     num_draft_tokens: _builtins.int
@@ -493,6 +576,10 @@ class SpeculationStats(_message.Message):
     """The pool in use last; empty: none."""
     num_empty_steps: _builtins.int
     """Steps of a drafting request that found no usable draft."""
+    pool_cause: Global___PoolCause.ValueType
+    """Why this pool, of those that could draft."""
+    workload: _builtins.str
+    """The kind of text that the request counted as, given or derived."""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Index j: steps that accepted j drafts. Length: one more than the most accepted in a step."""
@@ -521,10 +608,12 @@ class SpeculationStats(_message.Message):
         pool: _builtins.str = ...,
         fallbacks: _abc.Iterable[Global___DraftFallback.ValueType] | None = ...,
         num_empty_steps: _builtins.int = ...,
+        pool_cause: Global___PoolCause.ValueType = ...,
+        workload: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "fallbacks", b"fallbacks", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_empty_steps", b"num_empty_steps", "num_spec_steps", b"num_spec_steps", "per_step_accepted", b"per_step_accepted", "per_step_drafted", b"per_step_drafted", "pool", b"pool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "fallbacks", b"fallbacks", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_empty_steps", b"num_empty_steps", "num_spec_steps", b"num_spec_steps", "per_step_accepted", b"per_step_accepted", "per_step_drafted", b"per_step_drafted", "pool", b"pool", "pool_cause", b"pool_cause", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

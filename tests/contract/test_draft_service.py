@@ -278,7 +278,7 @@ async def test_a_step_of_many_sessions_is_one_message_each_way(draft_address: st
         await verifier.send(opens=[session_open(session_id) for session_id in ids])
         first = await verifier.receive()
         await verifier.send(commits=[commit(i, len(PROMPT), CYCLE[10:13]) for i in ids])
-        second = await verifier.receive()
+        second = await verifier.receive_for(len(PROMPT) + 3)
 
     assert sorted(proposal.session_id for proposal in first.proposals) == ids
     assert sorted(proposal.session_id for proposal in second.proposals) == ids
@@ -357,7 +357,7 @@ async def test_64_sessions_are_answered_within_a_step(draft_address: str) -> Non
             tokens = [CYCLE[(10 + 3 * step + offset) % 40] for offset in range(3)]
             started = time.perf_counter()
             await verifier.send(commits=[commit(i, base_len, tokens) for i in ids])
-            response = await verifier.receive()
+            response = await verifier.receive_for(base_len + 3)
             step_seconds.append(time.perf_counter() - started)
             assert len(response.proposals) == len(ids)
 

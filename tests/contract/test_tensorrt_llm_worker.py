@@ -167,6 +167,43 @@ def test_an_exception_inside_leaves_empty_chains(
     assert worker.mailbox.counts["error"] > 0
 
 
+def test_a_mailbox_that_cannot_be_opened_leaves_empty_chains(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor's own placeholder, zeros, would be verified as a draft."""
+    worker = make_worker()
+    monkeypatch.setattr(type(worker.executor.drafter), "_open", _refuse)
+    request = worker.submit(1, PROMPT, NUM_TOKENS)
+
+    drain(worker.executor)
+
+    assert generated(request) == greedy(PROMPT, NUM_TOKENS)
+    assert all(not chain for _, chain in worker.executor.chains)
+
+
+def _refuse(drafter: object) -> None:
+    raise OSError(f"no thread for {drafter}")
+
+
+def test_a_merge_that_takes_long_holds_up_no_step(make_worker: MakeWorker) -> None:
+    """The output stream tells what is not reported meanwhile; reports go on behind it."""
+    worker = make_worker()
+    request = worker.submit(1, PROMPT, NUM_TOKENS)
+    drafts = worker.mailbox.request(1)
+    with drafts.lock:
+        worker.executor.step()
+        worker.executor.step()
+    assert worker.committed(1, len(PROMPT)) == []
+
+    drain(worker.executor)
+
+    reported = [frame for frame in worker.sent if isinstance(frame, Committed)]
+    assert generated(request) == greedy(PROMPT, NUM_TOKENS)
+    assert reported[0].base_len == len(PROMPT) + 2
+    assert sum((frame.token_ids for frame in reported), ()) == tuple(generated(request)[2:])
+    assert worker.mailbox.counts["busy"] > 0
+
+
 def _fail(client_id: int) -> None:
     raise RuntimeError(f"request {client_id}")
 

@@ -50,6 +50,13 @@ class PlayedVerifier:
             raise ConnectionError("the draft service has ended the stream")
         return response
 
+    async def receive_for(self, base_len: int) -> DraftResponse:
+        """Return the next message with trees for a committed length, skipping older trees."""
+        while True:
+            response = await self.receive()
+            if any(proposal.base_len == base_len for proposal in response.proposals):
+                return response
+
     async def is_silent(self, seconds: float) -> bool:
         """Return whether no message comes for a while; the stream cannot be used afterwards."""
         try:

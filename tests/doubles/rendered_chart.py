@@ -21,6 +21,13 @@ NAMESPACE = "serving"
 RELEASE = "line"
 HELMS = ("helm3", "helm4")
 PROFILES = ("values.yaml", "values-cpu-demo.yaml", "values-gpu.yaml", "values-prod.yaml")
+NEEDED: Mapping[str, Mapping[str, object]] = {
+    "values-gpu.yaml": {
+        "model.hub.repository": "some/model",
+        "model.hub.revision": "0123456789abcdef0123456789abcdef01234567",
+    }
+}
+"""What a profile leaves to its user."""
 CUSTOM_APIS = (
     "monitoring.coreos.com/v1",
     "keda.sh/v1alpha1",
@@ -97,7 +104,8 @@ def render(
 
     ``values`` are set one by one, by path, above those of the profile.
     """
-    settings = tuple(f"{path}={json.dumps(value)}" for path, value in (values or {}).items())
+    given = {**NEEDED.get(profile, {}), **(values or {})}
+    settings = tuple(f"{path}={json.dumps(value)}" for path, value in given.items())
     api_flags = tuple(flag for api in apis for flag in ("--api-versions", api))
     return Rendered(_run("template", settings, profile, chart, helm, api_flags))
 

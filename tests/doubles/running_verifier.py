@@ -69,10 +69,11 @@ def _paced(logits_of: LogitsFunction, seconds: float) -> LogitsFunction:
 
 @asynccontextmanager
 async def running_verifier(
-    engine: StepEngine, pools: dict[str, str] | None = None
+    engine: StepEngine, pools: dict[str, str] | None = None, **fields: object
 ) -> AsyncIterator[tuple[VerifyServer, str]]:
     """Serve an engine on a free port and yield the server and its address."""
-    settings = VerifySettings(target="table", pools=pools or {}, drain_seconds=5)
+    given: dict[str, object] = {"target": "table", "pools": pools or {}, "drain_seconds": 5}
+    settings = VerifySettings(**(given | fields))  # type: ignore[arg-type]  # field names
     server = VerifyServer(Loaded(EngineThread(engine), SamplingParams()), settings)
     port = await server.start()
     try:

@@ -52,6 +52,8 @@ class ScriptedDrafter(draft_service_pb2_grpc.DraftServiceServicer):
     """Close the stream after this many request messages."""
     knows_sessions: bool = True
     """False: every commit is answered with "unknown session"."""
+    draining: bool = False
+    """Say with every answer that the service is about to stop."""
     refusal: int = 0
     """Refuse every session for this cause, which may be one of a later release."""
     requests: list[draft_service_pb2.DraftRequest] = field(default_factory=list)
@@ -98,7 +100,7 @@ class ScriptedDrafter(draft_service_pb2_grpc.DraftServiceServicer):
             yield response
 
     def _answer(self, message: draft_service_pb2.DraftRequest) -> draft_service_pb2.DraftResponse:
-        response = draft_service_pb2.DraftResponse()
+        response = draft_service_pb2.DraftResponse(draining=self.draining)
         touched: list[int] = []
         for opened in message.opens:
             if self.refusal:

@@ -123,6 +123,23 @@ def model_steps(width: int = 3, vocab_size: int = 256) -> Script:
     return script
 
 
+def refusing(code: grpc.StatusCode, field: str = "") -> ScriptedVerifier:
+    """Return a verifier that answers each start with a failure."""
+
+    def script(start: messages.Start) -> list[messages.AttachResponse]:
+        failure = messages.Failure(
+            request_id=start.request_id,
+            code=code.value[0],
+            reason="SCRIPTED",
+            message="scripted failure",
+            field=field,
+        )
+        failure.retry_after.FromMilliseconds(250)
+        return [messages.AttachResponse(failures=[failure])]
+
+    return ScriptedVerifier(script)
+
+
 def _runs(
     start: messages.Start, token_ids: Sequence[int], width: int
 ) -> Iterable[messages.AttachResponse]:
@@ -261,6 +278,7 @@ async def serving(
     add_VerifyServiceServicer_to_server(verifier, server.grpc)
     port = server.listen(address, tls)
     await server.start()
+    await server.set_ready(True)
     verifier.address = f"127.0.0.1:{port}"
     try:
         yield verifier.address

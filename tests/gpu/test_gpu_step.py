@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.gpu_step import check
+from bench.gpu_check import check
+from bench.gpu_step import cuda_machine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -14,7 +15,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 @torch.inference_mode()
 def test_a_tree_is_verified_as_its_paths_would_be(dtype: torch.dtype) -> None:
     """Every choice the same but for near ties."""
-    if not torch.cuda.is_available():
+    machine = cuda_machine()
+    if machine is None:
         pytest.skip("no CUDA device")
 
-    assert check(torch.device("cuda"), dtype, num_processors=132)
+    assert check(machine, dtype)

@@ -184,3 +184,50 @@ def test_the_runbook_address_reaches_every_alert() -> None:
     for alert in alerts:
         anchor = alert["alert"].lower()
         assert alert["annotations"]["runbook_url"] == f"https://runbooks.example/p#{anchor}"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("http://collector.observability:4317", 4317),
+        ("https://collector.example", 443),
+        ("http://collector", 80),
+    ],
+)
+@pytest.mark.parametrize("name", ["-gateway", "-verifier-main", "-draft-ngram"])
+def test_every_service_reaches_the_collector_once_there_is_one(
+    name: str, endpoint: str, port: int
+) -> None:
+    peer = {"ipBlock": {"cidr": "10.1.2.3/32"}}
+    values = {"tracing.otlpEndpoint": endpoint, "networkPolicy.collector": [peer]}
+
+    assert {"to": [peer], "ports": [{"port": port, "protocol": "TCP"}]} in policy(name, values)[
+        "egress"
+    ]
+    assert all("ipBlock" not in str(rule) for rule in policy(name)["egress"])
+
+
+def test_spans_say_which_pod_of_which_pool_made_them() -> None:
+    values = {
+        "tracing.otlpEndpoint": "http://collector:4317",
+        "tracing.resourceAttributes": {"deployment.environment": "test"},
+    }
+    containers = render(values).get("Deployment", "-draft-ngram")["spec"]["template"]["spec"]
+    env = {item["name"]: item for item in containers["containers"][0]["env"]}
+    attributes = set(env["OTEL_RESOURCE_ATTRIBUTES"]["value"].split(","))
+
+    assert attributes == {
+        "deployment.environment=test",
+        "k8s.namespace.name=serving",
+        "k8s.pod.name=$(POD_NAME)",
+        "paceline.pool=ngram",
+        "service.namespace=line",
+    }
+    assert env["POD_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
+
+
+def test_without_a_collector_nothing_speaks_of_traces() -> None:
+    text = render().text
+
+    assert "otlp" not in text
+    assert "OTEL" not in text

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.doubles.rendered_chart import (
     BIN,
     CHARTS,
     HELMS,
+    NEEDED,
     PROFILES,
     Rendered,
     render,
@@ -22,6 +24,7 @@ from tests.doubles.rendered_chart import (
 
 HERE = Path(__file__).resolve().parent
 KUBERNETES_VERSIONS = ("1.29.0", "1.33.0", "1.37.0")
+EXAMPLES = CHARTS / "examples"
 CHECKOV_SKIPS = CHARTS / "checkov-skips.yaml"
 EXTRAS = {
     "gateway.keda.enabled": True,
@@ -40,11 +43,17 @@ def all_renderings(helm: str) -> Iterator[tuple[str, Rendered]]:
     yield "paceline-draft", render(chart="paceline-draft", helm=helm)
 
 
+def needed(profile: str) -> Mapping[str, object]:
+    return NEEDED.get(profile, {})
+
+
 @pytest.fixture(scope="module")
 def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("manifests")
     for name, rendered in all_renderings("helm4"):
         (folder / f"{Path(name).stem}.yaml").write_text(rendered.text, encoding="utf-8")
+    for example in EXAMPLES.glob("*.yaml"):
+        (folder / example.name).write_bytes(example.read_bytes())
     return folder
 
 
@@ -54,6 +63,7 @@ def test_lint_is_strict(helm: str, profile: str) -> None:
     run_helm(
         *(helm, "lint", str(CHARTS / "paceline"), "--strict"),
         *("--values", str(CHARTS / "paceline" / profile)),
+        *(f"--set-json={path}={json.dumps(value)}" for path, value in needed(profile).items()),
     )
 
 
@@ -69,12 +79,30 @@ def test_both_helms_render_the_same_objects() -> None:
         )
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-def test_kubernetes_accepts_every_object(version: str, manifests: Path) -> None:
+@pytest.fixture(scope="module")
+def verdicts(manifests: Path) -> Iterator[Mapping[str, Future[str]]]:
+    """The slow validators, two at a time; a Kubernetes version or `checkov` names each."""
     files = sorted(map(str, manifests.glob("*.yaml")))
+    validate, checkov = BIN / "kubernetes-validate", BIN / "checkov"
+    strict = ("--strict", "--quiet", "-k")
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            "checkov": pool.submit(
+                run_tool,
+                *(checkov, "--directory", str(manifests), "--framework", "kubernetes"),
+                *("--output", "json", "--quiet", "--compact", "--soft-fail", "--skip-download"),
+            ),
+            **{
+                version: pool.submit(run_tool, validate, *strict, version, *files)
+                for version in KUBERNETES_VERSIONS
+            },
+        }
 
-    run_tool(BIN / "kubernetes-validate", "--strict", "--quiet", "-k", version, *files)
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_kubernetes_accepts_every_object(version: str, verdicts: Mapping[str, Future[str]]) -> None:
+    verdicts[version].result()
 
 
 def test_custom_resources_match_their_schemas(manifests: Path) -> None:
@@ -89,6 +117,24 @@ def test_custom_resources_match_their_schemas(manifests: Path) -> None:
     assert seen == set(schemas)
 
 
+def test_the_example_pool_selects_the_gateways_and_their_port() -> None:
+    text = (EXAMPLES / "inference-pool.yaml").read_text(encoding="utf-8")
+    pool = next(
+        item for item in yaml.safe_load_all(text) if item and item["kind"] == "InferencePool"
+    )
+    wanted = pool["spec"]["selector"]["matchLabels"].items()
+    selected = {
+        item["metadata"]["name"]: item["spec"]["template"]["spec"]["containers"][0]["ports"]
+        for item in render().objects()
+        if item["kind"] == "Deployment"
+        and wanted <= item["spec"]["template"]["metadata"]["labels"].items()
+    }
+
+    assert set(selected) == {"line-paceline-gateway"}
+    ports = {port["name"]: port["containerPort"] for port in selected["line-paceline-gateway"]}
+    assert [port["number"] for port in pool["spec"]["targetPorts"]] == [ports["grpc"]]
+
+
 def check_schema(schema: Path, text: str) -> None:
     program = "import json,sys,jsonschema; jsonschema.validate(*map(json.loads, sys.argv[1:]))"
     run_tool(BIN / "python", "-c", program, text, schema.read_text(encoding="utf-8"))
@@ -96,20 +142,16 @@ def check_schema(schema: Path, text: str) -> None:
 
 def test_yaml_is_clean(manifests: Path) -> None:
     sources = [*CHARTS.glob("*/values*.yaml"), *CHARTS.glob("*/Chart.yaml"), CHECKOV_SKIPS]
-    sources += (CHARTS / "paceline" / "files").glob("*.yaml")
+    sources += [*(CHARTS / "paceline" / "files").glob("*.yaml"), *EXAMPLES.glob("*.yaml")]
     written, rendered = (str(HERE / name) for name in ("yamllint.yaml", "yamllint-rendered.yaml"))
 
     run_tool(BIN / "yamllint", "--strict", "-c", written, *map(str, sources))
     run_tool(BIN / "yamllint", "--strict", "-c", rendered, str(manifests))
 
 
-@pytest.mark.timeout(300)
-def test_every_finding_of_checkov_is_explained(manifests: Path) -> None:
-    report = run_tool(
-        *(BIN / "checkov", "--directory", str(manifests), "--framework", "kubernetes"),
-        *("--output", "json", "--quiet", "--compact", "--soft-fail", "--skip-download"),
-    )
-    failed = json.loads(report)["results"]["failed_checks"]
+@pytest.mark.timeout(400)
+def test_every_finding_of_checkov_is_explained(verdicts: Mapping[str, Future[str]]) -> None:
+    failed = json.loads(verdicts["checkov"].result())["results"]["failed_checks"]
     found = {(item["check_id"], item["resource"].split(".")[0]) for item in failed}
     skips = yaml.safe_load(CHECKOV_SKIPS.read_text(encoding="utf-8"))
     explained = {(skip["check"], kind) for skip in skips for kind in skip["kinds"]}

@@ -56,6 +56,9 @@ COMPANIONS: Mapping[str, Mapping[str, object]] = {
     "gateway.auth.apiKeysSecret.key": {"gateway.auth.apiKeysSecret.name": "keys"},
     "gateway.auth.jwksSecret.key": {"gateway.auth.jwksSecret.name": "keys"},
     "tests.apiKeySecret.key": {"tests.apiKeySecret.name": "key"},
+    "tracing.ratio": {"tracing.otlpEndpoint": "http://collector:4317"},
+    "tracing.resourceAttributes": {"tracing.otlpEndpoint": "http://collector:4317"},
+    "networkPolicy.collector": {"tracing.otlpEndpoint": "http://collector:4317"},
     "networkPolicy.hub": {
         "model.source": "hub",
         "model.hub.repository": "some/model",
@@ -98,6 +101,8 @@ OTHERS: Mapping[str, object] = {
     "monitoring.serviceMonitor.interval": "77s",
     "monitoring.podMonitor.interval": "77s",
     "tests.resources": {"requests": {"cpu": "77"}},
+    "tracing.otlpEndpoint": "https://collector.example:4317",
+    "tracing.ratio": 0.77,
     "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own"}}],
 }
 """Another valid value, where the kind of the default does not tell one."""
@@ -117,6 +122,7 @@ OBJECTS: Mapping[str, object] = {
     "monitoring": [{"podSelector": {}}],
     "dns": [{"podSelector": {}}],
     "hub": [{"podSelector": {}}],
+    "collector": [{"podSelector": {}}],
 }
 
 
@@ -303,6 +309,7 @@ CONFIGURATIONS: list[tuple[str, dict[str, object]]] = [
             "verifierDefaults.tls": {"existingSecret": "tls", "clientCASecret": "ca"},
             "verifierDefaults.links": {"caSecret": "ca", "certificateSecret": "tls"},
             "draftDefaults.tls": {"existingSecret": "tls", "clientCASecret": "ca"},
+            "tracing.otlpEndpoint": "http://collector.observability:4317",
             "gateway.settings.max_prompt_characters": 8_388_608,
             "drafts.ngram.settings.max_session_tokens": 8_388_608,
             "routing.default": "ngram",

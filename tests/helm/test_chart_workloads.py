@@ -256,6 +256,12 @@ def test_a_model_source_without_what_it_needs_is_refused(model: Manifest) -> Non
         render({"model": model})
 
 
+@pytest.mark.parametrize("missing", ["repository", "revision"])
+def test_the_gpu_profile_says_which_part_of_the_model_is_not_named(missing: str) -> None:
+    with pytest.raises(RenderingRefused, match=rf"model\.hub\.{missing}: name the "):
+        render({f"model.hub.{missing}": ""}, profile="values-gpu.yaml")
+
+
 def test_the_packaged_model_is_refused_on_a_gpu() -> None:
     with pytest.raises(RenderingRefused, match="packaged model"):
         render({"verifiers.main.gpu.count": 1})

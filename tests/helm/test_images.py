@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -106,12 +108,24 @@ def replayed(path: Path, folder: Path) -> Path:
     return environment / "bin" / "python"
 
 
-@pytest.mark.timeout(300)
+@pytest.fixture(scope="module")
+def replays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Path]]]:
+    """The environments of the slim images, made side by side."""
+    with ThreadPoolExecutor(len(SLIM)) as pool:
+        yield {
+            name: pool.submit(
+                replayed, IMAGES / f"{name}.Dockerfile", tmp_path_factory.mktemp(name)
+            )
+            for name in SLIM
+        }
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SLIM)
 def test_install_steps_give_a_service_without_torch_and_without_pip(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, replays: Mapping[str, Future[Path]]
 ) -> None:
-    python = replayed(IMAGES / f"{name}.Dockerfile", tmp_path)
+    python = replays[name].result()
     module = {"gateway": "gateway", "draft": "draft_service"}[name]
     others = {"gateway", "draft_service", "verify_service"} - {module}
 
@@ -126,3 +140,6 @@ def test_install_steps_give_a_service_without_torch_and_without_pip(
 
     assert "--admin-listen" in usage
     assert missing.strip() == "[]"
+    # What pods run besides the service: traces when asked for, a fetched model.
+    run_tool(python, "-I", "-c", "import paceline.otlp_tracing", folder=tmp_path)
+    run_tool(python.parent / "hf", "download", "--help", folder=tmp_path)

@@ -153,6 +153,14 @@ def test_every_metric_is_documented(exposed: set[str]) -> None:
     assert sorted(name for name in names if f"`{name}`" not in text) == []
 
 
+def test_every_documented_metric_exists(exposed: set[str]) -> None:
+    text = OPERATIONS.read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(paceline_[a-z0-9_]+)` \|", text, re.MULTILINE))
+    names = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in exposed}
+
+    assert documented - names == set()
+
+
 @pytest.mark.parametrize("service", ["draft", "verifier", "gateway"])
 def test_metric_names_please_promtool(service: str, scrapes: dict[str, str]) -> None:
     outcome = subprocess.run(  # noqa: S603 own arguments

@@ -151,7 +151,7 @@ async def test_a_port_in_use_is_one_clear_line() -> None:
     ("arguments", "named"),
     [
         (["--no-such-flag"], "--no-such-flag"),
-        (["--drafter", "crystal-ball"], "known: ngram"),
+        (["--drafter", "crystal-ball"], "known: composite, ngram"),
     ],
     ids=["flag", "drafter"],
 )

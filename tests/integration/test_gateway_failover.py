@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -15,9 +13,9 @@ import pytest
 
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import verify_service_pb2 as verify
-from tests.doubles.model_folders import write_model_folder
+from tests.doubles.gateway_requests import PROMPT, asking, wait_for_empty
 from tests.doubles.running_gateway import (
-    RunningGateway,
+    reason,
     retry_seconds,
     running_gateway,
 )
@@ -25,64 +23,12 @@ from tests.doubles.scripted_verifier import (
     ScriptedVerifier,
     expected_token_ids,
     model_steps,
+    refusing,
     serving,
     step,
 )
 
-if TYPE_CHECKING:
-    pass
-
 pytestmark = pytest.mark.asyncio
-
-PROMPT = [10, 20, 30]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder."""
-    return write_model_folder(tmp_path_factory.mktemp("model"))
-
-
-def asking(max_tokens: int = 12) -> messages.GenerateRequest:
-    """Return a request for some tokens, ids wanted back."""
-    return messages.GenerateRequest(
-        token_ids=messages.TokenIds(ids=PROMPT),
-        stopping=messages.StoppingOptions(max_tokens=max_tokens),
-        output=messages.OutputOptions(return_token_ids=True),
-    )
-
-
-def refusing(code: grpc.StatusCode, field: str = "") -> ScriptedVerifier:
-    """Return a verifier that answers each start with a failure."""
-
-    def script(start: verify.Start) -> list[verify.AttachResponse]:
-        failure = verify.Failure(
-            request_id=start.request_id,
-            code=code.value[0],
-            reason="SCRIPTED",
-            message="scripted failure",
-            field=field,
-        )
-        failure.retry_after.FromMilliseconds(250)
-        return [verify.AttachResponse(failures=[failure])]
-
-    return ScriptedVerifier(script)
-
-
-async def eventually(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds that announces itself to nobody."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - nothing to wait on
-            await asyncio.sleep(0.01)
-
-
-async def wait_for_empty(running: RunningGateway) -> None:
-    """Wait until the gateway holds nothing for any request."""
-    generator = running.gateway.generator
-    links = generator.verifiers.links
-    await eventually(
-        lambda: not generator.admission.num_running and not any(x.num_sequences for x in links)
-    )
 
 
 async def test_a_request_goes_on_elsewhere_with_the_same_ids_when_its_verifier_is_lost(
@@ -203,3 +149,35 @@ async def test_streams_that_lose_their_verifiers_again_and_again_change_no_id(
         expected_token_ids(PROMPT, 100 + index) for index in range(12)
     ]
     assert sum(len(one.starts) for one in verifiers) > 12
+
+
+async def test_failovers_beyond_the_budget_of_all_requests_end_with_a_time_to_retry(
+    folder: Path,
+) -> None:
+    def lost(start: verify.Start) -> list[verify.AttachResponse]:
+        failure = verify.Failure(
+            request_id=start.request_id, code=grpc.StatusCode.UNAVAILABLE.value[0], reason="GONE"
+        )
+        return [verify.AttachResponse(failures=[failure])]
+
+    failing, able = ScriptedVerifier(lost), ScriptedVerifier()
+    async with (
+        serving(failing) as one,
+        serving(able) as other,
+        running_gateway(folder, one, other, failover_burst=2, failovers_per_second=0.01) as running,
+    ):
+        running.gateway.generator.verifiers.links[1].is_draining = True
+        request = asking()
+        request.n = 3
+        call = asyncio.create_task(running.failure(request))
+        await failing.until(lambda seen: seen.starts)
+        running.gateway.generator.verifiers.links[1].is_draining = False
+        error = await call
+        counters = running.gateway.generator.counters
+        await wait_for_empty(running)
+
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert reason(error) == "FAILOVER_BUDGET"
+    assert 0 < (retry_seconds(error) or 0) <= 100
+    assert counters.value("failovers", "GONE") == 2
+    assert counters.value("failovers_refused", "GONE") == 1

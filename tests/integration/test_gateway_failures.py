@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +14,8 @@ from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import types_pb2
 from paceline.v1 import verify_service_pb2 as verify
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
-from tests.doubles.model_folders import write_model_folder
+from tests.doubles.gateway_requests import PROMPT, asking, eventually, wait_for_empty
 from tests.doubles.running_gateway import (
-    RunningGateway,
     reason,
     retry_seconds,
     running_gateway,
@@ -29,6 +27,7 @@ from tests.doubles.scripted_verifier import (
     expected_token_ids,
     model_info,
     model_steps,
+    refusing,
     serving,
     step,
 )
@@ -38,60 +37,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.asyncio
 
-PROMPT = [10, 20, 30]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder."""
-    return write_model_folder(tmp_path_factory.mktemp("model"))
-
-
-def asking(max_tokens: int = 12) -> messages.GenerateRequest:
-    """Return a request for some tokens, ids wanted back."""
-    return messages.GenerateRequest(
-        token_ids=messages.TokenIds(ids=PROMPT),
-        stopping=messages.StoppingOptions(max_tokens=max_tokens),
-        output=messages.OutputOptions(return_token_ids=True),
-    )
-
 
 def silent(_: verify.Start) -> list[verify.AttachResponse]:
     """Answer nothing at all."""
     return []
-
-
-def refusing(code: grpc.StatusCode, field: str = "") -> ScriptedVerifier:
-    """Return a verifier that answers each start with a failure."""
-
-    def script(start: verify.Start) -> list[verify.AttachResponse]:
-        failure = verify.Failure(
-            request_id=start.request_id,
-            code=code.value[0],
-            reason="SCRIPTED",
-            message="scripted failure",
-            field=field,
-        )
-        failure.retry_after.FromMilliseconds(250)
-        return [verify.AttachResponse(failures=[failure])]
-
-    return ScriptedVerifier(script)
-
-
-async def eventually(condition: Callable[[], object]) -> None:
-    """Wait until a condition holds that announces itself to nobody."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - nothing to wait on
-            await asyncio.sleep(0.01)
-
-
-async def wait_for_empty(running: RunningGateway) -> None:
-    """Wait until the gateway holds nothing for any request."""
-    generator = running.gateway.generator
-    links = generator.verifiers.links
-    await eventually(
-        lambda: not generator.admission.num_running and not any(x.num_sequences for x in links)
-    )
 
 
 async def test_an_unreachable_verifier_means_unavailable_until_it_comes(folder: Path) -> None:

@@ -170,7 +170,7 @@ def _varint(number: int) -> Iterator[int]:
     yield number
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", [3000, pytest.param(10_000, marks=pytest.mark.load)])
 async def test_every_hostile_message_is_answered_and_leaves_nothing_behind(
     running: RunningGateway, caplog: pytest.LogCaptureFixture, count: int

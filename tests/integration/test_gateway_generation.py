@@ -3,69 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-import pytest_asyncio
 from tokenizers import Tokenizer
 
 from paceline.noise import derive_seed
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import types_pb2
 from paceline.v1 import verify_service_pb2 as verify
-from tests.doubles.model_folders import write_model_folder
-from tests.doubles.running_gateway import RunningGateway, running_gateway
+from tests.doubles.gateway_requests import PROMPT, asking
+from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.scripted_verifier import (
     ScriptedVerifier,
     expected_token_ids,
     model_info,
     model_steps,
-    serving,
     step,
 )
 
 pytestmark = pytest.mark.asyncio
-
-PROMPT = [10, 20, 30]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with a chat template."""
-    return write_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Tokenizer:
-    """The folder's tokenizer."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
-@pytest.fixture
-def verifier() -> ScriptedVerifier:
-    """A verifier whose script a test may change."""
-    return ScriptedVerifier()
-
-
-@pytest_asyncio.fixture
-async def running(folder: Path, verifier: ScriptedVerifier) -> AsyncIterator[RunningGateway]:
-    """A gateway in front of the verifier."""
-    async with serving(verifier) as address, running_gateway(folder, address) as gateway:
-        yield gateway
-
-
-def asking(
-    max_tokens: int = 12, *, stop: tuple[str, ...] = (), include_stop: bool = False
-) -> messages.GenerateRequest:
-    """Return a request with a prompt in ids that wants ids back."""
-    return messages.GenerateRequest(
-        token_ids=messages.TokenIds(ids=PROMPT),
-        stopping=messages.StoppingOptions(
-            max_tokens=max_tokens, stop=stop, include_stop=include_stop
-        ),
-        output=messages.OutputOptions(return_token_ids=True),
-    )
 
 
 async def test_a_stream_is_started_deltas_finished_summary(
@@ -364,6 +321,8 @@ async def test_a_long_prompt_is_tokenized_without_stopping_the_others(
     running: RunningGateway,
 ) -> None:
     """The event loop goes on while a big text is tokenized in a thread."""
+    generator = running.gateway.generator
+    generator.limits = replace(generator.limits, max_bytes_per_token=4096)
     text = "the quick brown fox " * 60_000
     longest, done = 0.0, asyncio.Event()
     clock = asyncio.get_running_loop().time

@@ -53,6 +53,7 @@ HOSTILE = {
     "output.min_tokens_per_delta": 'text: "a" output { min_tokens_per_delta: 5000 }',
     "drafting.mode": 'text: "a" drafting { mode: 9 }',
     "drafting.max_draft_tokens": 'text: "a" drafting { max_draft_tokens: 0 }',
+    "drafting.workload": f'text: "a" drafting {{ workload: "{"x" * 65}" }}',
     "statistics": 'text: "a" statistics: 9',
     "priority": 'text: "a" priority: 9',
     "n": 'text: "a" n: 0',

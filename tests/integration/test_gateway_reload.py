@@ -127,12 +127,15 @@ CHANGED: dict[str, object] = {
     "default_deadline_seconds": 7.0,
     "default_max_tokens": 8,
     "max_prompt_characters": 9,
+    "max_bytes_per_token": 4,
     "max_running_to_draft": 10,
     "min_acceptance_length": 1.1,
     "drafting_dwell_seconds": 12.0,
     "probe_interval_seconds": 13.0,
     "max_failovers": 14,
     "failover_wait_seconds": 15.0,
+    "failover_burst": 1,
+    "failovers_per_second": 0.001,
 }
 
 
@@ -155,6 +158,8 @@ async def test_every_live_setting_arrives_where_it_acts(
 
     controller: Any = generator.controller
     assert (generator.limits.default_max_tokens, generator.limits.max_prompt_characters) == (8, 9)
+    assert generator.limits.max_bytes_per_token == 4
+    assert (generator.budget.spend(), generator.budget.spend() > 0) == (0, True)
     assert (generator.failover.max_failovers, generator.failover.wait_seconds) == (14, 15.0)
     assert controller._default_pool == "other"
     assert controller._limits.max_running_to_draft == 10

@@ -2,65 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
-import pytest_asyncio
 from tokenizers import Tokenizer
 
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import types_pb2
-from tests.doubles.model_folders import write_model_folder
-from tests.doubles.running_gateway import RunningGateway, running_gateway
+from tests.doubles.gateway_requests import asking
+from tests.doubles.running_gateway import RunningGateway, violated_fields
 from tests.doubles.scripted_verifier import (
     ScriptedVerifier,
-    serving,
     step,
     steps_of,
 )
 
 pytestmark = pytest.mark.asyncio
-
-PROMPT = [10, 20, 30]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with a chat template."""
-    return write_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Tokenizer:
-    """The folder's tokenizer."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
-@pytest.fixture
-def verifier() -> ScriptedVerifier:
-    """A verifier whose script a test may change."""
-    return ScriptedVerifier()
-
-
-@pytest_asyncio.fixture
-async def running(folder: Path, verifier: ScriptedVerifier) -> AsyncIterator[RunningGateway]:
-    """A gateway in front of the verifier."""
-    async with serving(verifier) as address, running_gateway(folder, address) as gateway:
-        yield gateway
-
-
-def asking(
-    max_tokens: int = 12, *, stop: tuple[str, ...] = (), include_stop: bool = False
-) -> messages.GenerateRequest:
-    """Return a request with a prompt in ids that wants ids back."""
-    return messages.GenerateRequest(
-        token_ids=messages.TokenIds(ids=PROMPT),
-        stopping=messages.StoppingOptions(
-            max_tokens=max_tokens, stop=stop, include_stop=include_stop
-        ),
-        output=messages.OutputOptions(return_token_ids=True),
-    )
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 5, 8])
@@ -181,3 +136,40 @@ async def test_a_resume_of_a_finished_output_finishes_without_a_verifier(
     assert verifier.starts == []
     assert answer.outputs[0].text == ""
     assert answer.outputs[0].finish_reason == types_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (messages.GenerateRequest(text="a" * 9000), "text"),
+        (messages.GenerateRequest(text="\N{SNOWMAN}" * 2800), "text"),
+        (
+            messages.GenerateRequest(
+                chat=messages.Chat(messages=[messages.ChatMessage(role="user", content="a" * 9000)])
+            ),
+            "chat",
+        ),
+        (messages.GenerateRequest(text="a", predicted_output="a" * 9000), "predicted_output"),
+    ],
+)
+async def test_a_text_that_cannot_fit_the_context_is_refused_before_it_is_tokenized(
+    running: RunningGateway,
+    monkeypatch: pytest.MonkeyPatch,
+    request_: messages.GenerateRequest,
+    field: str,
+) -> None:
+    """Of a context of 512 tokens at 16 bytes each."""
+    tokenizer = running.gateway.generator.tokenizer
+    encode, seen = tokenizer.encode_text, []
+
+    async def watched(text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        seen.append(text)
+        return await encode(text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode_text", watched)
+
+    error = await running.failure(request_)
+
+    assert violated_fields(error) == [field]
+    assert "at most 8192" in (error.details() or "")
+    assert all(len(text) == 1 for text in seen)

@@ -38,6 +38,8 @@ async def test_the_policy_is_told_per_verifier_and_pool_with_its_counts(tmp_path
     told = [finding.cause for finding in findings]
     assert {finding.level for finding in findings} == {Level.FINE}
     assert f"{address} pool ngram drafts" in told
+    assert any(f"{address} workload text pool ngram: in use" in cause for cause in told)
+    assert any("pool choices so far: ngram default 1" in cause for cause in told)
     assert any("draft fallbacks so far" in cause and "LOAD 3" in cause for cause in told)
 
 

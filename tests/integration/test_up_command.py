@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -62,7 +63,8 @@ async def test_services_end_when_the_command_is_killed_and_mismatch_is_named(
 
         command.process.kill()
 
-        assert await gone(list(services.values()))
+        async with asyncio.timeout(5):
+            assert await gone(list(services.values()))
 
 
 async def test_unreachable_drafter_is_told_and_a_dead_verifier_ends_the_command(

@@ -20,7 +20,7 @@ from paceline.tree import TokenTree
 from paceline.v1 import types_pb2
 from tests.doubles.engine_harness import POOL, Emitted, Harness
 from verify_service.engine.draft_selection import BudgetMode
-from verify_service.engine.sampling import FinishReason, SamplingParams, TokenLimits
+from verify_service.engine.sampling import FinishReason, Rule, SamplingParams, TokenLimits
 from verify_service.engine.sequence import Request
 from verify_service.engine.step_engine import EngineConfig, StepEngine
 from verify_service.grammar import GrammarCompiler
@@ -69,7 +69,13 @@ def _engine() -> StepEngine:
     return StepEngine(target, config)
 
 
-def _run(output: types_pb2.StructuredOutput, *, seed: int, oracle: Sequence[int] | None) -> Emitted:
+def _run(
+    output: types_pb2.StructuredOutput,
+    *,
+    seed: int,
+    oracle: Sequence[int] | None,
+    rule: Rule = Rule.SAMPLE_AND_MATCH,
+) -> Emitted:
     def propose(committed: Sequence[int]) -> TokenTree:
         following = list(oracle or ())[len(committed) : len(committed) + 3]
         wrong = (mix64(seed + len(committed)) % 1000) + 3
@@ -82,7 +88,7 @@ def _run(output: types_pb2.StructuredOutput, *, seed: int, oracle: Sequence[int]
         Request(
             1,
             PROMPT,
-            sampling=SamplingParams(temperature=0.8, seed=seed),
+            sampling=SamplingParams(temperature=0.8, seed=seed, rule=rule),
             limits=TokenLimits(max_tokens=400, stop_token_ids=frozenset({EOS})),
             constraint=_compiler().compile(output),
         )
@@ -134,6 +140,20 @@ def test_any_schema_gives_valid_json_and_the_same_ids(schema: object, seed: int)
     assert drafted.token_ids == plain.token_ids
     assert plain.finish_reason is FinishReason.STOP
     json.loads(_text(plain))
+
+
+@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(schema=schemas, seed=st.integers(0, 2**32))
+def test_rejection_gives_valid_json_too(schema: object, seed: int) -> None:
+    """B080, B084: forbidden drafts have no probability; forced ones are accepted always."""
+    output = types_pb2.StructuredOutput(json_schema=json.dumps(schema))
+    plain = _run(output, seed=seed, oracle=None, rule=Rule.REJECTION)
+
+    drafted = _run(output, seed=seed, oracle=[*PROMPT, *plain.token_ids], rule=Rule.REJECTION)
+
+    for emitted in (plain, drafted):
+        assert emitted.finish_reason is FinishReason.STOP
+        json.loads(_text(emitted))
 
 
 @pytest.mark.parametrize("pattern", ["[a-f]{3}-[0-9]{2}", "(yes|no)( indeed)?", "#+ [A-Z][a-z]*"])

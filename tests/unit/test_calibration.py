@@ -120,3 +120,26 @@ def test_rate_is_always_a_probability(observations: list[Observation], log_prob:
 
     assert 0.0 <= sequence.rate(log_prob) <= 1.0
     assert 0.0 <= pool.squared_error <= 1.0
+
+
+def test_honest_estimates_have_no_calibration_error_and_boasts_have() -> None:
+    """A coin that is told to be one is honest, however often it surprises."""
+    honest, boasting = PoolCalibration(), PoolCalibration()
+    for index in range(400):
+        honest.note(0.5, hit=index % 2 == 0)
+        boasting.note(0.9, hit=index % 2 == 0)
+
+    assert honest.calibration_error == pytest.approx(0.0, abs=0.01)
+    assert boasting.calibration_error == pytest.approx(0.4, abs=0.01)
+    assert PoolCalibration().calibration_error == 0.0
+
+
+def test_calibration_error_falls_as_a_boaster_is_learned() -> None:
+    pool = PoolCalibration()
+    sequence = SequenceCalibration(pool)
+    sequence.record(_seen(math.log(0.95), hits=10, misses=30))
+    early = pool.calibration_error
+
+    sequence.record(_seen(math.log(0.95), hits=250, misses=750))
+
+    assert pool.calibration_error < early / 2

@@ -13,6 +13,7 @@ from paceline.cli.checks import (
     compare_tokenizers,
     examine_draft_service,
     examine_gateway,
+    examine_verifier,
     guarded,
 )
 from paceline.cli.doctor import examined
@@ -20,6 +21,8 @@ from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import types_pb2
 from tests.doubles.idle_drafter import Capabilities, drafter
 from tests.doubles.scripted_gateway import ScriptedGateway, serving
+from tests.doubles.scripted_verifier import ScriptedVerifier, model_info
+from tests.doubles.scripted_verifier import serving as serving_verifier
 
 pytestmark = pytest.mark.asyncio
 
@@ -89,12 +92,12 @@ async def test_other_server_at_the_address_is_no_paceline_server() -> None:
     assert "no Paceline server" in finding.cause
 
 
-async def test_gateway_address_of_a_draft_service_is_a_failed_call() -> None:
+async def test_gateway_address_of_a_draft_service_is_called_by_its_name() -> None:
     async with drafter(Capabilities()) as address:
         findings = await _findings(address)
 
     assert findings[-1].level is Level.WRONG
-    assert "UNIMPLEMENTED" in findings[-1].cause
+    assert findings[-1].cause == "what listens there is a draft service"
 
 
 async def test_protocol_that_is_not_ours_is_wrong() -> None:
@@ -136,3 +139,24 @@ async def test_same_tokenizers_are_fine_and_one_is_no_comparison() -> None:
 async def _findings(address: str) -> list[Finding]:
     report = guarded(examine_gateway(address), f"gateway {address}")
     return [entry async for entry in report if isinstance(entry, Finding)]
+
+
+async def test_a_verifier_taken_for_a_gateway_is_called_by_its_name() -> None:
+    async with serving_verifier(ScriptedVerifier()) as address:
+        findings = [entry async for entry in guarded(examine_gateway(address), "gateway")]
+
+    *_, last = findings
+    assert isinstance(last, Finding)
+    assert (last.level, last.cause) == (Level.WRONG, "what listens there is a verifier")
+    assert "--verifier" in last.fix
+
+
+async def test_a_verifier_is_described_with_its_pools_and_tokenizer() -> None:
+    verifier = ScriptedVerifier(info=model_info(tokenizer_fingerprint="ab"))
+    async with serving_verifier(verifier) as address:
+        entries = [entry async for entry in examine_verifier(address)]
+
+    told = [entry.cause for entry in entries if isinstance(entry, Finding)]
+    assert "scripted on engine scripted, version 1" in told
+    assert "draft pool ngram can be used (drafter ngram)" in told
+    assert [entry.fingerprint for entry in entries if isinstance(entry, Tokenizer)] == ["ab"]

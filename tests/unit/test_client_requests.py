@@ -18,6 +18,7 @@ def test_every_option_reaches_its_field() -> None:
             "top_k": 0,
             "seed": 2**64 - 1,
             "logit_bias": {5: -100.0},
+            "verification_rule": "rejection",
             "max_tokens": 9,
             "stop": "\n\n",
             "stop_token_ids": [1, 2],
@@ -37,6 +38,7 @@ def test_every_option_reaches_its_field() -> None:
     assert request.text == "hello"
     assert request.sampling.seed == 2**64 - 1
     assert request.sampling.logit_bias == {5: -100.0}
+    assert request.sampling.verification_rule == types_pb2.VERIFICATION_RULE_REJECTION
     assert list(request.stopping.stop) == ["\n\n"]
     assert list(request.stopping.stop_token_ids) == [1, 2]
     assert request.stopping.ignore_eos
@@ -89,6 +91,7 @@ def test_prompt_in_no_form_or_two_is_refused(prompt: str | None, options: dict[s
         ("max_tokens", "many"),
         ("token_ids", [-3]),
         ("drafting", "maybe"),
+        ("verification_rule", "typical"),
         ("statistics", "all"),
         ("messages", [{"role": "user", "text": "hi"}]),
     ],

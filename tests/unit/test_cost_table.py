@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,10 @@ from verify_service.engine.cost_table import (
     CONTEXT_BUCKET_EDGES,
     EXPLORED_ROWS,
     MIN_WEIGHT,
+    TRUST_HALF_LIFE,
     CostTable,
 )
+from verify_service.engine.isotonic import isotonic
 
 SHORT, LONG = 10, CONTEXT_BUCKET_EDGES[-1] + 1
 
@@ -121,6 +124,70 @@ def test_empty_table_favours_few_rows() -> None:
     curve = CostTable(4).curve(SHORT)
 
     assert all(more > less for less, more in itertools.pairwise(curve[1:]))
+
+
+def test_one_dear_measurement_does_not_raise_all_larger_ones_for_ever() -> None:
+    """What was measured often and lately outweighs what was measured once, under a disturbance."""
+    table = CostTable(32)
+    table.record(8, SHORT, 5.0)
+
+    for _ in range(200):
+        table.record(6, SHORT, 1.0)
+        table.record(12, SHORT, 1.2)
+
+    assert table.seconds(8, SHORT) < 1.5
+    assert table.seconds(12, SHORT) < 1.5
+    assert table.seconds(6, SHORT) == pytest.approx(1.0, rel=0.01)
+
+
+def test_an_old_measurement_counts_ever_less() -> None:
+    """The same two row counts: the newer one is believed."""
+    table = CostTable(8)
+    for _ in range(50):
+        table.record(4, SHORT, 3.0)
+    table.record(6, SHORT, 1.0)
+    before = table.seconds(6, SHORT)
+
+    for _ in range(2 * TRUST_HALF_LIFE):
+        table.record(6, SHORT, 1.0)
+
+    assert before > 2.5
+    assert table.seconds(4, SHORT) == table.seconds(6, SHORT) < 1.6
+
+
+def test_seeds_are_the_least_of_what_was_measured() -> None:
+    """Disturbances at the start only ever add to a cost."""
+    table = CostTable(8)
+    with table.seeding():
+        for seconds in (2.0, 1.0, 9.0):
+            table.record(1, SHORT, seconds)
+
+    table.record(1, SHORT, 1.5)
+
+    assert table.seconds(1, SHORT) == pytest.approx(1.25)
+
+
+@given(
+    points=st.lists(
+        st.tuples(st.floats(0.001, 10.0), st.floats(0.01, 12.0)), min_size=1, max_size=12
+    )
+)
+def test_isotonic_fit_is_the_nearest_curve_that_never_falls(
+    points: list[tuple[float, float]],
+) -> None:
+    values, weights = (np.array(column) for column in zip(*points, strict=True))
+
+    fit = isotonic(values, weights)
+
+    # The largest of the least weighted means of all stretches around a point is the optimum.
+    def mean(first: int, last: int) -> float:
+        part = slice(first, last + 1)
+        return float(np.average(values[part], weights=weights[part]))
+
+    size = len(points)
+    for index in range(size):
+        optimum = max(min(mean(i, j) for j in range(index, size)) for i in range(index + 1))
+        assert fit[index] == pytest.approx(optimum)
 
 
 def test_forgetting_starts_afresh() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from gateway.drafting_policy import (
-    AcceptanceAverage,
     Gate,
     Observation,
     PolicyLimits,
@@ -95,26 +94,6 @@ def test_probes_come_due_only_while_drafting_does_not_pay() -> None:
     assert no_gain.probe_is_due(10.0)
     assert not no_gain.after_probe(10.0, LIMITS).probe_is_due(19.9)
     assert not CLOSED.probe_is_due(1e9)
-
-
-def test_acceptance_is_unknown_until_enough_steps_were_drafted() -> None:
-    average = AcceptanceAverage()
-    for _ in range(31):
-        average = average.add(2)
-
-    assert average.length is None
-    assert average.add(2).length == pytest.approx(3.0)
-
-
-def test_acceptance_follows_a_change_of_workload() -> None:
-    average = AcceptanceAverage()
-    for _ in range(200):
-        average = average.add(3)
-    for _ in range(200):
-        average = average.add(0)
-
-    assert average.length is not None
-    assert average.length < 1.05
 
 
 def choice_for(

@@ -68,11 +68,11 @@ class Bench:
         self.verifier.load = VerifierLoad(num_running=num_running, estimated_gain=gain)
         self.controller.refresh(self.verifier)
 
-    def learn(self, num_accepted: int, num_steps: int) -> None:
-        """Let steps of the pool come in."""
+    def learn(self, sequence: FakeSequence, num_accepted: int, num_steps: int) -> None:
+        """Let steps of a sequence come in."""
         for _ in range(num_steps):
             step = Step((1,) * (num_accepted + 1), num_drafted=5, num_accepted=num_accepted)
-            self.controller.observe_step("ngram", step)
+            self.controller.observe_step(sequence, step)
 
 
 def test_running_sequences_hear_of_a_turn_once_and_of_the_return() -> None:
@@ -136,14 +136,14 @@ def test_low_acceptance_turns_a_pool_off_and_a_probe_brings_it_back() -> None:
     """B098."""
     bench, running = Bench(), FakeSequence()
     bench.controller.admit(bench.verifier, running)
-    bench.learn(0, 40)
+    bench.learn(running, 0, 40)
     bench.report(1)
     turned_off = list(running.told)
 
     bench.now += 11
     bench.report(1)
     probing = list(running.told)
-    bench.learn(3, 80)
+    bench.learn(running, 3, 80)
     bench.now += 3
     bench.report(1)
 
@@ -157,12 +157,12 @@ def test_low_acceptance_turns_a_pool_off_and_a_probe_brings_it_back() -> None:
 def test_a_probe_without_success_ends() -> None:
     bench, running = Bench(), FakeSequence()
     bench.controller.admit(bench.verifier, running)
-    bench.learn(0, 40)
+    bench.learn(running, 0, 40)
     bench.report(1)
 
     bench.now += 11
     bench.report(1)
-    bench.learn(0, 20)
+    bench.learn(running, 0, 20)
     bench.now += 3
     bench.report(1)
 
@@ -170,9 +170,11 @@ def test_a_probe_without_success_ends() -> None:
 
 
 def test_a_new_request_serves_as_the_probe() -> None:
-    bench = Bench()
-    bench.learn(0, 40)
+    bench, running = Bench(), FakeSequence()
+    bench.controller.admit(bench.verifier, running)
+    bench.learn(running, 0, 40)
     bench.report(1)
+    bench.controller.forget(bench.verifier, running)
     bench.now += 11
 
     first = bench.controller.admit(bench.verifier, FakeSequence())

@@ -58,8 +58,31 @@ def test_a_batch_that_fits_no_graph_runs_without_one() -> None:
 def test_a_single_row_is_spread_over_the_chip_and_a_full_batch_is_not() -> None:
     buckets = RowBuckets(max_rows=2048, max_spans=128, num_kv_heads=8)
 
-    assert buckets.shape_of(1).num_splits == MAX_SPLITS
-    assert buckets.shape_of(2048).num_splits == 1
+    assert buckets.shapes_of(1)[-1].num_splits == MAX_SPLITS
+    assert buckets.shapes_of(2048)[-1].num_splits == 1
+
+
+def test_one_long_span_gets_more_of_the_chip_than_its_rows_one_by_one() -> None:
+    buckets = RowBuckets(max_rows=512, max_spans=256, num_kv_heads=8)
+
+    one_span = buckets.shape_for(16, num_tiles_of(16))
+    many = buckets.shape_for(16, 16)
+
+    assert one_span is not None
+    assert many is not None
+    assert one_span.num_rows == many.num_rows == 16
+    assert one_span.num_splits > many.num_splits
+
+
+def test_the_largest_graph_comes_first_and_there_are_few() -> None:
+    """What the first one allocates serves the others."""
+    shapes = list(RowBuckets(max_rows=512, max_spans=256, num_kv_heads=8).shapes())
+
+    assert shapes[0].num_rows == 512
+    assert [shape.num_rows for shape in shapes] == sorted(
+        (shape.num_rows for shape in shapes), reverse=True
+    )
+    assert len(set(shapes)) == len(shapes) <= 40
 
 
 def test_a_span_takes_whole_tiles() -> None:

@@ -216,3 +216,59 @@ async def test_garbage_from_a_worker_ends_its_connection_only(tmp_path: Path) ->
     await server.aclose()
 
     assert ended == b""
+
+
+@pytest.mark.asyncio
+async def test_a_second_rank_is_turned_away_and_the_first_stays(tmp_path: Path) -> None:
+    """Every rank would have to set identical chains; one that tries is not listened to."""
+    address = str(tmp_path / "s")
+    received: list[Frame] = []
+    server = MailboxServer(address, received.append)
+    await server.start()
+    _, first = await asyncio.open_unix_connection(address)
+    first.write(encode(Hello(0, 4)))
+    await until(lambda: server.is_connected)
+
+    reader, second = await asyncio.open_unix_connection(address)
+    second.write(encode(Hello(1, 4)) + encode(Placed(7, 2, 1)))
+    ended = await reader.read()
+    first.write(encode(Placed(1, 2, 2)))
+    await until(lambda: bool(received))
+    for writer in (first, second):
+        writer.close()
+    await server.aclose()
+
+    assert ended == b""
+    assert received == [Placed(1, 2, 2)]
+
+
+@pytest.mark.asyncio
+async def test_a_fault_while_taking_a_fact_does_not_end_the_workers_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = str(tmp_path / "s")
+    server = MailboxServer(address, lambda frame: None)
+    await server.start()
+    link = link_at(address, 4)
+    receive = link.mailbox.receive
+
+    def failing_once(frame: Frame) -> None:
+        monkeypatch.setattr(link.mailbox, "receive", receive)
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(link.mailbox, "receive", failing_once)
+    try:
+        await until(lambda: server.is_connected)
+        server.post(Fact(1, 2, TREE))
+        await until(lambda: link.mailbox.counts["error"] == 1)
+        await until(lambda: server.is_connected)
+        link.mailbox.request(2).commit(1, [3])
+        await until(lambda: _posted(server, link.mailbox))
+    finally:
+        await asyncio.to_thread(close_link, address)
+        await server.aclose()
+
+
+def _posted(server: MailboxServer, mailbox: Mailbox) -> bool:
+    server.post(Fact(2, 2, TREE))
+    return not mailbox.request(2).is_empty

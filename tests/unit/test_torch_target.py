@@ -12,6 +12,7 @@ from tests.doubles.target_spans import BLOCK_SIZE, SpanSource, with_logit_rows
 from tests.doubles.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny_model
 from verify_service.targets.fused_attention import FusedAttention
 from verify_service.targets.fused_layers import FusedMlp
+from verify_service.targets.fused_norm import DeviceRmsNorm
 from verify_service.targets.model_loading import check_supported
 from verify_service.targets.target import CONTEXT, FlatBatch, TargetModel
 from verify_service.targets.torch_model import TorchTarget
@@ -109,6 +110,23 @@ def test_known_shapes_take_the_fused_layers(tmp_path: Path, name: str) -> None:
     assert sum(isinstance(module, FusedAttention) for module in modules) == 3
     assert sum(isinstance(module, FusedMlp) for module in modules) == 3
     assert not [module for module in modules if isinstance(module, torch.nn.Linear)]
+
+
+@pytest.mark.parametrize(("name", "num_norms"), [("qwen3", 7), ("gemma3", 0)])
+def test_layers_are_joined_without_packing_too(tmp_path: Path, name: str, num_norms: int) -> None:
+    """Fewer and larger operations; Gemma's norms add 1 to their weights and stay as they are."""
+    plain = save_tiny_model(CONFIGS[name], tmp_path)
+
+    model = TorchTarget.load(tmp_path, weights="bfloat16", num_threads=1)._model
+
+    modules = list(model.modules())
+    assert sum(isinstance(module, FusedMlp) for module in modules) == 3
+    assert sum(isinstance(module, DeviceRmsNorm) for module in modules) == num_norms
+    largest = max(parameter.numel() for parameter in plain.parameters())
+    assert (
+        sum(p.numel() for p in model.parameters())
+        <= sum(p.numel() for p in plain.parameters()) + largest
+    )
 
 
 def test_two_threads_give_the_bits_of_one(folder: Path) -> None:

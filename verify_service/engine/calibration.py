@@ -57,10 +57,35 @@ class PoolCalibration:
         self.counts = HitCounts(POOL_DECAY)
         self.squared_error = 0.0
         """Decayed mean squared error of the calibrated estimates (Brier score)."""
+        self._told = HitCounts(POOL_DECAY)
+        """What came of the calibrated estimates, by their own bins."""
+        self._promised = [0.0] * NUM_BINS
+        """Decayed sums of those estimates, as ``_told.trials``."""
 
     def rate(self, log_prob: float) -> float:
         """Return the probability that a node with this raw estimate hits."""
         return self.counts.rate(bin_of(log_prob), math.exp(log_prob), POOL_PRIOR_TRIALS)
+
+    @property
+    def calibration_error(self) -> float:
+        """
+        The expected calibration error: how far promised and seen hit rates are apart, averaged
+        over the bins by their share of trials; 0 is honest (Guo et al. 2017).
+        """
+        trials = sum(self._told.trials)
+        if trials == 0:
+            return 0.0
+        pairs = zip(self._promised, self._told.hits, strict=True)
+        return sum(abs(promised - hits) for promised, hits in pairs) / trials
+
+    def note(self, estimate: float, *, hit: bool) -> None:
+        """Take note of what came of one calibrated estimate."""
+        error = estimate - float(hit)
+        self.squared_error += 0.01 * (error * error - self.squared_error)
+        log_prob = math.log(max(estimate, 1e-9))
+        index = bin_of(log_prob)
+        self._promised[index] = self._promised[index] * POOL_DECAY + estimate
+        self._told.record(Observation(log_prob, hit))
 
 
 class SequenceCalibration:
@@ -82,7 +107,6 @@ class SequenceCalibration:
     def record(self, observations: Iterable[Observation]) -> None:
         """Learn from committed tokens."""
         for observation in observations:
-            error = self.rate(observation.log_prob) - float(observation.hit)
-            self._pool.squared_error += 0.01 * (error * error - self._pool.squared_error)
+            self._pool.note(self.rate(observation.log_prob), hit=observation.hit)
             self._counts.record(observation)
             self._pool.counts.record(observation)

@@ -2,17 +2,23 @@
 What a step costs, learned from served steps: seconds by rows and context.
 
 Per context bucket the table holds an exponential mean per row count. Reading it interpolates
-between the row counts seen and never falls with more rows. Outliers (a stolen core, a page fault)
-are clamped.
+between the row counts seen and never falls with more rows: where measurements do, the nearest curve
+that does not is taken, so that one dear measurement does not stay for ever. What was measured often
+and lately counts most. Outliers (a stolen core, a page fault) are clamped.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from verify_service.engine.isotonic import isotonic
 
 MIN_WEIGHT = 0.08
 """Weight of one step in the mean once enough are known; the first ones average evenly."""
@@ -25,7 +31,35 @@ EXPLORED_ROWS = 8
 CONTEXT_BUCKET_EDGES = tuple(256 * 2**doubling for doubling in range(13))
 """256 tokens to a million: all sequences of a step together."""
 
+MOST_TRUST = 12.0
+"""A mean counts as this many measurements at most."""
+TRUST_HALF_LIFE = 512
+"""Steps after which a mean that was not measured again counts half."""
+LEAST_TRUST = 0.01
+
 Curve = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class _Mean:
+    seconds: float
+    count: int
+    measured_at: int
+    """The number of the step that was measured last."""
+
+    def trust(self, now: int) -> float:
+        age = (now - self.measured_at) / TRUST_HALF_LIFE
+        return max(min(self.count, MOST_TRUST) * math.exp2(-age), LEAST_TRUST)
+
+
+@dataclass(frozen=True, slots=True)
+class CostRecord:
+    """What one row count costs in one context bucket; what is kept across restarts."""
+
+    bucket: int
+    num_rows: int
+    seconds: float
+    count: int
 
 
 class CostTable:
@@ -33,9 +67,10 @@ class CostTable:
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
-        self._means: dict[int, dict[int, float]] = {}
+        self._means: dict[int, dict[int, _Mean]] = {}
         """By context bucket and rows."""
-        self._counts: dict[tuple[int, int], int] = {}
+        self._num_steps = 0
+        self._is_seeding = False
         self._points: dict[int, _Points] = {}
         self._curves: dict[int, Curve] = {}
 
@@ -43,22 +78,51 @@ class CostTable:
         """Learn from one step without prefill; steps too short for the clock tell nothing."""
         if seconds <= 0 or num_rows > self.max_rows:
             return
+        self._num_steps += 1
         bucket = _bucket(context_tokens)
         means = self._means.setdefault(bucket, {})
-        count = self._counts[bucket, num_rows] = self._counts.get((bucket, num_rows), 0) + 1
         known = means.get(num_rows)
         if known is None:
-            means[num_rows] = seconds
+            means[num_rows] = _Mean(seconds, 1, self._num_steps)
+        elif self._is_seeding:
+            known.seconds = min(known.seconds, seconds)
         else:
-            clamped = min(seconds, known * CLAMP)
-            means[num_rows] = known + max(MIN_WEIGHT, 1 / count) * (clamped - known)
+            known.count += 1
+            clamped = min(seconds, known.seconds * CLAMP)
+            known.seconds += max(MIN_WEIGHT, 1 / known.count) * (clamped - known.seconds)
+            known.measured_at = self._num_steps
         self._points.pop(bucket, None)
         self._curves.clear()  # Other buckets may have borrowed from this one.
+
+    @contextmanager
+    def seeding(self) -> Iterator[None]:
+        """Keep the least of what is recorded within: disturbances only ever add to a cost."""
+        self._is_seeding = True
+        try:
+            yield
+        finally:
+            self._is_seeding = False
 
     def forget(self) -> None:
         """Start afresh, as after a warm-up."""
         self._means.clear()
-        self._counts.clear()
+        self._points.clear()
+        self._curves.clear()
+
+    def records(self) -> list[CostRecord]:
+        """Return everything that was learned."""
+        return [
+            CostRecord(bucket, num_rows, mean.seconds, mean.count)
+            for bucket, means in self._means.items()
+            for num_rows, mean in means.items()
+        ]
+
+    def restore(self, records: list[CostRecord]) -> None:
+        """Take over what was learned before; rows measured since are measured anew."""
+        for each in records:
+            if each.num_rows <= self.max_rows:
+                mean = _Mean(each.seconds, each.count, self._num_steps)
+                self._means.setdefault(each.bucket, {})[each.num_rows] = mean
         self._points.clear()
         self._curves.clear()
 
@@ -88,9 +152,13 @@ class CostTable:
     def _points_of(self, bucket: int) -> _Points:
         points = self._points.get(bucket)
         if points is None:
-            rows = np.array(sorted(self._means[bucket]), np.int64)
-            seconds = np.array([self._means[bucket][row] for row in rows.tolist()])
-            points = self._points[bucket] = _Points(rows, seconds)
+            means = sorted(self._means[bucket].items())
+            trusts = [mean.trust(self._num_steps) for _, mean in means]
+            points = self._points[bucket] = _Points(
+                np.array([num_rows for num_rows, _ in means], np.int64),
+                np.array([mean.seconds for _, mean in means]),
+                np.array(trusts),
+            )
         return points
 
 
@@ -100,6 +168,7 @@ class _Points:
 
     rows: NDArray[np.int64]  # [num_points], ascending
     seconds: Curve  # [num_points]
+    trusts: NDArray[np.float64]  # [num_points]
 
     def with_gaps_filled(self, other: _Points) -> _Points:
         """Return these points and those of another context, scaled to them, where there is none."""
@@ -111,8 +180,9 @@ class _Points:
         is_new = ~np.isin(other.rows, self.rows, assume_unique=True)
         rows = np.concatenate((self.rows, other.rows[is_new]))
         seconds = np.concatenate((self.seconds, other.seconds[is_new] * scale))
+        trusts = np.concatenate((self.trusts, other.trusts[is_new]))
         order = np.argsort(rows)
-        return _Points(rows[order], seconds[order])
+        return _Points(rows[order], seconds[order], trusts[order])
 
 
 def _bucket(context_tokens: int) -> int:
@@ -123,9 +193,8 @@ def _interpolate(points: _Points | None, max_rows: int) -> Curve:
     rows = np.arange(max_rows + 1, dtype=np.float64)
     if points is None:
         return 1.0 + 0.05 * np.maximum(rows, 1.0)
-    curve = np.interp(rows, points.rows, points.seconds)
+    curve = np.interp(rows, points.rows, isotonic(points.seconds, points.trusts))
     curve[0] = curve[min(1, max_rows)]
-    curve = np.maximum.accumulate(curve)
     _extrapolate(curve, rows, int(points.rows[0]), int(points.rows[-1]))
     return curve
 

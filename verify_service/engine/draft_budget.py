@@ -22,8 +22,11 @@ from verify_service.engine.draft_trie import DraftTrie, TrieNode
 MIN_SURVIVAL = 0.01
 """Nodes less likely than this are never worth the look."""
 
-_LEVELS = 256
-"""Survivals are counted in this many levels to see which of them need sorting."""
+_FIRST_LOOK, _LOOK_GROWTH = 768, 4
+"""So many of the best nodes are ranked first, and so many times more while that is too few."""
+
+_COUNTS = np.arange(1.0, 1 << 16)
+"""1, 2, ... as far as steps are usually offered nodes."""
 
 EMPTY = TokenTree()
 
@@ -90,18 +93,14 @@ def cut(
     costs = curve[num_fixed_rows : num_fixed_rows + survivals.size + 1]
     if costs.size <= 1:
         return Cut(np.zeros(len(ends), np.int64), num_roots, 1.0)
-    places = np.flatnonzero(survivals >= _hopeless_below(survivals, costs, num_roots))
-    promising = survivals[places]
-    ranked = np.sort(promising)[::-1][: costs.size - 1]
-    expected = np.cumsum(np.concatenate(((num_roots,), ranked)))
-    goodput = expected / costs[: expected.size]
+    look = _look(survivals, costs, num_roots)
+    goodput, expected = look.goodput, look.expected
     count = int(goodput.argmax())
     if num_prefill_rows:
         dearer = curve[num_fixed_rows + num_prefill_rows :][: expected.size]
         worth = expected[: dearer.size] - goodput[count] * dearer
         count = int(worth.argmax()) if worth.size else 0
-    kept = places[_first_best(promising, ranked, count)]
-    counts = np.searchsorted(kept, ends)
+    counts = np.searchsorted(_first_best(survivals, look.ranked, count), ends)
     counts[1:] -= counts[:-1].copy()
     return Cut(
         counts,
@@ -110,22 +109,46 @@ def cut(
     )
 
 
-def _hopeless_below(
-    survivals: NDArray[np.float64], costs: NDArray[np.float64], num_roots: int
-) -> float:
-    """Return a survival below which no cut can be the best: all but few need no sorting."""
-    levels = (survivals * _LEVELS).astype(np.int64)
-    sizes = np.bincount(levels, minlength=_LEVELS + 1)[::-1]
-    sums = np.bincount(levels, survivals, minlength=_LEVELS + 1)[::-1]
-    ends = np.cumsum(sizes)
-    expected = num_roots + np.cumsum(sums)
-    last = costs.size - 1
-    # A cut within a level brings at most all of it and costs at least its first node.
-    most = expected / costs[np.minimum(ends - sizes + 1, last)]
-    reached = ends <= last
-    least = (expected[reached] / costs[ends[reached]]).max(initial=num_roots / costs[0])
-    hopeful = np.flatnonzero((sizes > 0) & (most >= least * (1 - 1e-9)))
-    return (_LEVELS - int(hopeful[-1])) / _LEVELS if hopeful.size else np.inf
+class _Look(NamedTuple):
+    """The best nodes, as many as can matter, and what each number of them brings."""
+
+    ranked: NDArray[np.float64]
+    expected: NDArray[np.float64]
+    goodput: NDArray[np.float64]
+
+
+def _look(survivals: NDArray[np.float64], costs: NDArray[np.float64], num_roots: int) -> _Look:
+    """Rank the best nodes only: most nodes cannot be part of the best cut, and sorting is dear."""
+    most = costs.size - 1
+    size = min(_FIRST_LOOK, most)
+    while True:
+        ranked = _largest(survivals, size)
+        expected = np.empty(size + 1)
+        expected[0] = 0.0
+        np.cumsum(ranked, out=expected[1:])
+        expected += num_roots
+        goodput = expected / costs[: size + 1]
+        if size == most or not _may_rise(expected[-1], ranked[-1], goodput.max(), costs, size):
+            return _Look(ranked, expected, goodput)
+        size = min(_LOOK_GROWTH * size, most)
+
+
+def _may_rise(
+    expected: float, survival: float, goodput: float, costs: NDArray[np.float64], size: int
+) -> bool:
+    """Return whether nodes that survive no better than the last one might raise goodput."""
+    num_beyond = costs.size - size - 1
+    counts = _COUNTS if num_beyond <= _COUNTS.size else np.arange(1.0, num_beyond + 1)
+    beyond = counts[:num_beyond] * survival
+    beyond += expected
+    beyond -= goodput * costs[size + 1 :]
+    return bool(beyond.max() > 0)
+
+
+def _largest(values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    if size < values.size:
+        values = np.partition(values, values.size - size)[values.size - size :]
+    return np.sort(values)[::-1]
 
 
 def _first_best(

@@ -19,6 +19,7 @@ from verify_service.engine.cost_table import CostTable
 from verify_service.engine.draft_budget import EMPTY, Candidate, candidates, cut, tree_of
 from verify_service.engine.draft_trie import MergeOutcome
 from verify_service.engine.goodput import worthwhile_wait
+from verify_service.engine.sampling import Rule
 from verify_service.engine.scheduler import Turn
 from verify_service.engine.sequence import Sequence
 from verify_service.engine.steps import SequenceStep, TreeFact
@@ -45,6 +46,8 @@ class Selected:
 
     turn: Turn
     tree: TokenTree
+    num_without_blocks: int = 0
+    """Nodes that were left out because no KV block was free."""
 
     @property
     def num_rows(self) -> int:
@@ -59,7 +62,8 @@ def merge_fact(sequence: Sequence, fact: TreeFact) -> MergeOutcome:
     """Merge a tree into the sequence's trie if it comes from whom the sequence listens to."""
     if fact.pool != sequence.session_pool or (not fact.pool and not sequence.request.lockstep):
         return MergeOutcome.STALE
-    outcome = sequence.trie.merge(fact.base_len, fact.tree, sequence.token_ids)
+    drawn = fact.drawn if sequence.request.sampling.rule is Rule.REJECTION else None
+    outcome = sequence.trie.merge(fact.base_len, fact.tree, sequence.token_ids, drawn)
     if not fact.pool:
         sequence.pending_verdicts += 1
     if fact.base_len == len(sequence.token_ids) and sequence.awaits_tree:
@@ -90,7 +94,7 @@ def select(
         if offer:
             turn.sequence.num_granted = count
     return [
-        Selected(turn, _fit(turn.sequence, tree_of(offer[:count] if own else offer), blocks))
+        _selected(turn, tree_of(offer[:count] if own else offer), blocks)
         for turn, offer, own, count in zip(turns, offers, budgeted, counts, strict=True)
     ]
 
@@ -195,6 +199,11 @@ def _allowed(found: list[Candidate], constraint: Constraint) -> list[Candidate]:
 def _certain(log_prob: float) -> float:
     # Ranks nodes by depth, then by order of arrival; nothing is left out as unlikely.
     return 0.999 if log_prob <= 0 else 1.0
+
+
+def _selected(turn: Turn, tree: TokenTree, blocks: BlockManager) -> Selected:
+    fitting = _fit(turn.sequence, tree, blocks)
+    return Selected(turn, fitting, tree.num_nodes - fitting.num_nodes)
 
 
 def _fit(sequence: Sequence, tree: TokenTree, blocks: BlockManager) -> TokenTree:

@@ -7,11 +7,12 @@ The root stands for the committed tokens. The trie knows nothing of KV or rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from paceline.tree import TokenTree
+from paceline.tree import ROOT, TokenTree
+from verify_service.engine.drawn_children import DrawnChildren
 
 UNKNOWN_LOG_PROB = -0.6931471805599453
 """Assumed for nodes of drafters that send no estimates: one half."""
@@ -38,12 +39,14 @@ class Observation:
 class TrieNode:
     """One likely token after its parent."""
 
-    __slots__ = ("children", "log_prob", "token_id")
+    __slots__ = ("children", "drawn", "log_prob", "token_id")
 
     def __init__(self, token_id: int, log_prob: float) -> None:
         self.token_id = token_id
         self.log_prob = log_prob
         self.children: dict[int, TrieNode] = {}
+        self.drawn: DrawnChildren | None = None
+        """The first draws that any fact told; later ones might be a choice among draws."""
 
     def count(self) -> int:
         """Return the number of nodes below this one."""
@@ -63,21 +66,24 @@ class DraftTrie:
         self.root = TrieNode(-1, 0.0)
         self.num_nodes = 0
 
-    def merge(self, base_len: int, tree: TokenTree, committed: Sequence[int]) -> MergeOutcome:
+    def merge(
+        self,
+        base_len: int,
+        tree: TokenTree,
+        committed: Sequence[int],
+        drawn: Mapping[int, DrawnChildren] | None = None,
+    ) -> MergeOutcome:
         """
         Add what ``tree``, a fact about committed length ``base_len``, still says.
 
         The tree is re-rooted along the tokens committed since. Nodes beyond ``max_nodes`` are left
-        out.
+        out. ``drawn`` are the tree's nodes whose children were drawn.
         """
         if base_len > len(committed):
             return MergeOutcome.AHEAD
-        start = 0
-        for token_id in committed[base_len:]:
-            child = tree.child(start, token_id)
-            if child is None:
-                return MergeOutcome.STALE
-            start = child
+        start = _rerooted(tree, committed[base_len:])
+        if start is None:
+            return MergeOutcome.STALE
         placed = {start: self.root}
         for node, (token_id, parent) in enumerate(
             zip(tree.token_ids, tree.parents, strict=True), start=1
@@ -89,7 +95,20 @@ class DraftTrie:
             below = self._place(above, token_id, log_prob)
             if below is not None:
                 placed[node] = below
+        for node, children in (drawn or {}).items():
+            above = placed.get(node)
+            if above is not None and above.drawn is None:
+                above.drawn = children
         return MergeOutcome.MERGED
+
+    def at(self, path: Sequence[int]) -> TrieNode | None:
+        """Return the node that ``path`` leads to from the root, if there is one."""
+        node: TrieNode | None = self.root
+        for token_id in path:
+            if node is None:
+                break
+            node = node.children.get(token_id)
+        return node
 
     def advance(self, token_ids: Sequence[int]) -> list[Observation]:
         """
@@ -137,3 +156,12 @@ class DraftTrie:
         parent.children[token_id] = child
         self.num_nodes += 1
         return child
+
+
+def _rerooted(tree: TokenTree, token_ids: Sequence[int]) -> int | None:
+    node: int | None = ROOT
+    for token_id in token_ids:
+        if node is None:
+            break
+        node = tree.child(node, token_id)
+    return node

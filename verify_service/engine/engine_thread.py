@@ -13,6 +13,8 @@ from collections import deque
 import structlog
 
 from paceline.errors import EngineFailed, Overloaded
+from verify_service.engine.draft_tally import DraftTally, Fate
+from verify_service.engine.sampling import Rule
 from verify_service.engine.step_engine import StepEngine
 from verify_service.engine.steps import Command, StepOutput, TreeFact
 from verify_service.engine_backend import EngineCapabilities, OnOutput
@@ -50,7 +52,12 @@ class EngineThread:
     def calibration_errors(self) -> dict[str, float]:
         """Return how far each pool's estimates were off; may be called from any thread."""
         pools = list(self._engine.pools.pools.values())
-        return {pool.name: pool.calibration.squared_error for pool in pools}
+        return {pool.name: pool.calibration.calibration_error for pool in pools}
+
+    @property
+    def draft_tally(self) -> DraftTally:
+        """What became of drafters' trees; may be read on any thread."""
+        return self._engine.tally
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -59,6 +66,7 @@ class EngineThread:
         return EngineCapabilities(
             max_running=config.max_running,
             max_draft_tokens=config.max_draft_tokens,
+            rules=(Rule.SAMPLE_AND_MATCH, Rule.REJECTION),
             max_logprobs=MAX_LOGPROBS,
             prefix_caching=config.prefix_caching,
         )
@@ -78,6 +86,7 @@ class EngineThread:
         """
         if len(self._inbox) >= MAX_INBOX:
             if isinstance(command, TreeFact):
+                self.draft_tally.met(command.pool, Fate.INBOX_FULL)
                 return
             raise Overloaded("the engine's inbox is full", retry_after_seconds=1.0)
         self._inbox.append(command)

@@ -9,7 +9,17 @@ from paceline.noise import GOLDEN, MASK64, MIX1, MIX2, UNIFORM_BITS, stream_key
 
 def token_hashes(seed: int, position: int, token_ids: torch.Tensor) -> torch.Tensor:
     """Return the 64 hash bits of each token id as int64 (two's complement)  # [num_tokens]."""
-    value = token_ids.to(torch.int64) * _signed(GOLDEN) + _signed(stream_key(seed, position))
+    return hashes_of(signed_key(seed, position), token_ids)
+
+
+def signed_key(seed: int, position: int) -> int:
+    """Return the key of the noise stream at ``position`` as int64 (two's complement)."""
+    return _signed(stream_key(seed, position))
+
+
+def hashes_of(key: int | torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the hashes of token ids under signed keys, which are broadcast  # int64."""
+    value = token_ids.to(torch.int64) * _signed(GOLDEN) + key
     value = (value ^ _shift_right(value, 30)) * _signed(MIX1)
     value = (value ^ _shift_right(value, 27)) * _signed(MIX2)
     return value ^ _shift_right(value, 31)
@@ -17,7 +27,12 @@ def token_hashes(seed: int, position: int, token_ids: torch.Tensor) -> torch.Ten
 
 def gumbel_noise(seed: int, position: int, token_ids: torch.Tensor) -> torch.Tensor:
     """Return standard Gumbel noise for each token id, float64  # [num_tokens]."""
-    high = _shift_right(token_hashes(seed, position, token_ids), 64 - UNIFORM_BITS)
+    return noise_of(signed_key(seed, position), token_ids)
+
+
+def noise_of(key: int | torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the noise of token ids under signed keys, which are broadcast  # float64."""
+    high = _shift_right(hashes_of(key, token_ids), 64 - UNIFORM_BITS)
     uniform = (high.to(torch.float64) + 0.5) * 2.0**-UNIFORM_BITS
     return -torch.log(-torch.log(uniform))
 

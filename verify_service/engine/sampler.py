@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -27,6 +27,10 @@ _NARROW = 4096
 """Rows up to this wide cost less than a call for each; they are searched all at once."""
 
 
+Picker = Callable[[torch.Tensor, SamplingParams, int], int | None]
+"""From adjusted scores, parameters and position to a token; None: there is none to be had."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One chosen token."""
@@ -35,9 +39,14 @@ class Choice:
     logprobs: TokenLogprobs | None = None
 
 
-def choose(logits: torch.Tensor, sequence: Sequence, path: SequenceOf[int]) -> Choice | None:
+def choose(
+    logits: torch.Tensor,
+    sequence: Sequence,
+    path: SequenceOf[int],
+    picker: Picker | None = None,
+) -> Choice | None:
     """
-    Return the target's token after the committed tokens and ``path``.
+    Return the target's token after the committed tokens and ``path``, by ``pick`` or ``picker``.
 
     ``logits`` hold the ids that may be emitted  # [num_token_ids]. ``None``: the row holds NaN,
     infinity or nothing that may be chosen.
@@ -45,7 +54,7 @@ def choose(logits: torch.Tensor, sequence: Sequence, path: SequenceOf[int]) -> C
     request = sequence.request
     scores = _adjusted(logits, sequence, path)
     position = len(sequence.token_ids) + len(path)
-    token_id = pick(scores, request.sampling, position)
+    token_id = (picker or pick)(scores, request.sampling, position)
     if token_id is None:
         return None
     if request.num_logprobs is None:
@@ -102,6 +111,23 @@ def pick(scores: torch.Tensor, params: SamplingParams, position: int) -> int | N
         token_ids = torch.nonzero(scaled >= floor).squeeze(1)
     total = scaled[token_ids] + gumbel_noise(params.seed, position, token_ids)
     return int(token_ids[total.argmax()])
+
+
+def left_by_cuts(
+    scores: torch.Tensor, params: SamplingParams
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """
+    Return the ids that the cuts leave and their unnormalised log-probabilities, in no order.
+
+    Temperature is above 0. ``None``: the scores hold NaN, infinity or nothing that may be chosen.
+    """
+    if not math.isfinite(float(scores.max())):
+        return None
+    scaled = scores.to(torch.float64) / params.temperature
+    token_ids = _support(scaled, params)
+    if token_ids is None:
+        token_ids = torch.nonzero(torch.isfinite(scaled)).squeeze(1)
+    return token_ids, scaled[token_ids]
 
 
 def _support(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:

@@ -18,6 +18,7 @@ from verify_service.engine.block_manager import BlockManager
 from verify_service.engine.cost_table import CostTable
 from verify_service.engine.draft_pools import DraftPools
 from verify_service.engine.draft_selection import BudgetMode, Selected
+from verify_service.engine.draft_tally import DraftTally, Fate
 from verify_service.engine.goodput import GainMeter
 from verify_service.engine.sampling import FinishReason
 from verify_service.engine.scheduler import Limits, Scheduler, Turn
@@ -84,6 +85,7 @@ class StepEngine:
         self.pools = DraftPools(config.draft_pools)
         self.costs = CostTable(config.max_running * (1 + config.max_draft_tokens))
         self.gain = GainMeter()
+        self.tally = DraftTally()
         self.load = Load()
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}
@@ -122,6 +124,8 @@ class StepEngine:
                 sequence = self._sequences.get(command.sequence_id)
                 if sequence is not None:
                     self._apply_to(sequence, command)
+                elif isinstance(command, TreeFact):
+                    self.tally.met(command.pool, Fate.ENDED)
 
     def step(self) -> StepOutput:
         """Do one step and return everything that it and the commands before it tell."""
@@ -184,7 +188,8 @@ class StepEngine:
                 sequence.drafting = drafting
                 self.pools.sync(sequence)
             case TreeFact():
-                draft_selection.merge_fact(sequence, command)
+                outcome = draft_selection.merge_fact(sequence, command)
+                self.tally.merged(command.pool, outcome)
             case SessionLost(pool, _):
                 self.pools.reopen(sequence, pool)
             case SessionRefused(pool, _, cause):
@@ -204,6 +209,7 @@ class StepEngine:
         selected = draft_selection.select(
             turns, self.costs, self.blocks, self._limits_of, self.info.context_length
         )
+        self.tally.num_nodes_without_blocks += sum(each.num_without_blocks for each in selected)
         try:
             verifications = verify(self.target, selected, self.info)
         except Exception as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import PacelineError
 from paceline.tree import TokenTree
+from verify_service.engine.drawn_children import DrawnChildren
 from verify_service.engine.sampling import Fallback, FinishReason
 from verify_service.engine.sequence import Drafting, Request
 
@@ -41,6 +43,8 @@ class TreeFact:
     base_len: int
     tree: TokenTree
     pool: str = ""
+    drawn: Mapping[int, DrawnChildren] = field(default_factory=dict)
+    """By node of the tree: children drawn from a distribution that may be trusted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,10 @@ import torch
 from paceline.errors import EngineFailed, Mismatch, PacelineError
 from verify_service.engine.acceptance import Verdict, walk
 from verify_service.engine.draft_selection import Selected
-from verify_service.engine.sampler import Choice, best_choices, choose, takes_best
+from verify_service.engine.rejection import picker, trial_key
+from verify_service.engine.row_choices import choose_all
+from verify_service.engine.sampler import Choice, choose
+from verify_service.engine.sampling import Rule
 from verify_service.engine.sequence import Sequence
 from verify_service.targets.target import CONTEXT, FlatBatch, RowSpan, TargetInfo, TargetModel
 
@@ -69,7 +72,7 @@ def verify(
     with torch.inference_mode():
         logits = target.forward(FlatBatch(tuple(_span(each) for each in selected)))
         logits = logits[:, : info.num_token_ids]
-        best = best_choices(logits)
+        at_once = choose_all(logits, [each for each in selected if _emits(each)])
         verifications: list[Verification] = []
         start = 0
         for each in selected:
@@ -77,17 +80,29 @@ def verify(
                 verifications.append(Verification(each, None))
                 continue
             sequence = each.turn.sequence
-            if best is not None and takes_best(sequence):
-                choice_at = _looked_up(best, start)
+            if at_once is not None and at_once.covers(sequence):
+                choice_at = _looked_up(at_once.by_row, start)
             else:
-                choice_at = _sampled(logits[start:], sequence)
+                choice_at = _sampled(logits[start:], each)
             verifications.append(_walk(each, choice_at, info.context_length))
             start += 1 + each.tree.num_nodes
     return verifications
 
 
-def _sampled(logits: torch.Tensor, sequence: Sequence) -> ChoiceAt:
-    return lambda node, path: choose(logits[node], sequence, path)
+def _sampled(logits: torch.Tensor, selected: Selected) -> ChoiceAt:
+    sequence = selected.turn.sequence
+    params = sequence.request.sampling
+    if params.rule is Rule.SAMPLE_AND_MATCH or params.is_greedy:
+        return lambda node, path: choose(logits[node], sequence, path)
+    key = trial_key(params.seed, len(sequence.request.emitted_token_ids))
+
+    def tried(node: int, path: SequenceOf[int]) -> Choice | None:
+        known = sequence.trie.at(path)
+        drawn = known.drawn if known is not None else None
+        by_drafts = picker(key, drawn, selected.tree.children(node))
+        return choose(logits[node], sequence, path, by_drafts)
+
+    return tried
 
 
 def _looked_up(best: list[Choice | None], start: int) -> ChoiceAt:

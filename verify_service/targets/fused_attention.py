@@ -10,8 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
-from verify_service.targets.fused_norm import fused_norm, normalised
+from verify_service.targets.fused_norm import device_norm, fused_norm, normalised
 from verify_service.targets.packed_linear import (
     Packing,
     exact_linear,
@@ -47,6 +48,13 @@ class HeadNorm:
 
     weight: torch.Tensor  # [num_heads + num_kv_heads, head_dim]
     eps: float
+    is_exact: bool
+
+    def apply(self, heads: torch.Tensor) -> torch.Tensor:
+        """Normalise every head  # [num_rows, num_heads + num_kv_heads, head_dim]."""
+        if self.is_exact:
+            return normalised(heads, self.weight, self.eps)
+        return functional.rms_norm(heads, self.weight.shape[-1:], None, self.eps).mul_(self.weight)
 
 
 class FusedAttention(torch.nn.Module):
@@ -58,7 +66,7 @@ class FusedAttention(torch.nn.Module):
         attention: TreeAttention,
         traits: LayerTraits,
         tables: RotaryTables,
-        packing: Packing,
+        packing: Packing | None,
     ) -> None:
         super().__init__()
         query, key, value, output = (getattr(original, name) for name in _NAMES)
@@ -68,7 +76,7 @@ class FusedAttention(torch.nn.Module):
         self._traits = traits
         self._head_dim = traits.shape.head_dim
         self._tables = tables
-        self._norm = _head_norm(original, traits)
+        self._norm = _head_norm(original, traits, is_exact=packing is not None)
 
     def forward(
         self,
@@ -82,7 +90,7 @@ class FusedAttention(torch.nn.Module):
         num_rotated = traits.num_heads + traits.shape.num_kv_heads
         heads = rows[:, :num_rotated]
         if self._norm is not None:
-            heads = normalised(heads, self._norm.weight, self._norm.eps)
+            heads = self._norm.apply(heads)
         cos, sin = self._tables.prepared(*position_embeddings)
         turned = heads.roll(self._head_dim // 2, -1).mul_(sin)
         heads.mul_(cos).add_(turned)
@@ -98,44 +106,51 @@ class FusedAttention(torch.nn.Module):
 
 
 def fused_attention(
-    original: torch.nn.Module, attention: TreeAttention, tables: RotaryTables, packing: Packing
+    original: torch.nn.Module,
+    attention: TreeAttention,
+    tables: RotaryTables,
+    packing: Packing | None,
 ) -> FusedAttention | None:
     """Return a layer that computes what ``original`` does, if it is built as expected."""
     linear = linear_layers(original, _NAMES)
     head_dim = getattr(original, "head_dim", None)
     if linear is None or not isinstance(head_dim, int):
         return None
-    width = linear[0].in_features
+    like = linear[0].weight
     try:
         with attention.measuring() as traits:
-            expected = _sample_output(original, width, head_dim)
+            expected = _sample_output(original, like, head_dim)
         fused = FusedAttention(original, attention, next(iter(traits.values())), tables, packing)
         with attention.measuring():
-            output = _sample_output(fused, width, head_dim)
+            output = _sample_output(fused, like, head_dim)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None
     agrees = (output - expected).abs().max() <= 0.02 * expected.abs().max()
     return fused if agrees else None
 
 
-def _sample_output(module: torch.nn.Module, width: int, head_dim: int) -> torch.Tensor:
+def _sample_output(module: torch.nn.Module, like: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Return what a layer whose weights are ``like`` gives for fixed rows and angles."""
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn((1, _SAMPLE_ROWS, width), generator=generator)
+    hidden = torch.randn((1, _SAMPLE_ROWS, like.shape[1]), generator=generator)
     angles = torch.randn((1, _SAMPLE_ROWS, head_dim // 2), generator=generator).repeat(1, 1, 2)
     output: torch.Tensor = module(
-        hidden_states=hidden,
-        position_embeddings=(angles.cos(), angles.sin()),
+        hidden_states=hidden.to(like),
+        position_embeddings=(angles.cos().to(like), angles.sin().to(like)),
         attention_mask=None,
     )[0]
     return output
 
 
-def _head_norm(original: torch.nn.Module, traits: LayerTraits) -> HeadNorm | None:
+def _head_norm(
+    original: torch.nn.Module, traits: LayerTraits, *, is_exact: bool
+) -> HeadNorm | None:
     """Return the norms of query and key heads; raises ``ValueError`` where they do not fit."""
     parts = [getattr(original, name, None) for name in ("q_norm", "k_norm")]
     if parts == [None, None]:
         return None
-    norms = [fused_norm(part) for part in parts if part is not None]
+    make = fused_norm if is_exact else device_norm
+    norms = [make(part) for part in parts if part is not None]
     query, key = (norm for norm in norms if norm is not None)
     shape = traits.shape
     if query.eps != key.eps or {query.weight.shape, key.weight.shape} != {(shape.head_dim,)}:
@@ -145,4 +160,5 @@ def _head_norm(original: torch.nn.Module, traits: LayerTraits) -> HeadNorm | Non
             [query.weight.expand(traits.num_heads, -1), key.weight.expand(shape.num_kv_heads, -1)]
         ),
         query.eps,
+        is_exact,
     )

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from verify_service.targets.exact_activations import exact_activation
 from verify_service.targets.fused_attention import RotaryTables, fused_attention
-from verify_service.targets.fused_norm import fused_norm
+from verify_service.targets.fused_norm import device_norm, fused_norm
 from verify_service.targets.packed_linear import (
     Packing,
     exact_linear,
@@ -30,19 +30,18 @@ _MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 _SMALL_TABLE = 4096
 
 
-def fuse_layers(model: PreTrainedModel, attention: TreeAttention, packing: Packing) -> None:
-    """Replace whole attention and MLP layers where possible, then what is left, throughout."""
+def fuse_layers(model: PreTrainedModel, attention: TreeAttention, packing: Packing | None) -> None:
+    """
+    Replace whole attention and MLP layers where possible, then what is left, throughout.
+
+    Without ``packing`` nothing has to be exact: only what saves operations is replaced.
+    """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
-    if type(head) is torch.nn.Linear:
+    if packing is not None and type(head) is torch.nn.Linear:
         # The largest by far: another thread packs it while the layers are fused.
         packed_head = exact_linear(head.weight, head.bias, packing)
         model.set_output_embeddings(packed_head)  # type: ignore[no-untyped-call]  # transformers
-    tables = RotaryTables()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            fused = fused_attention(child, attention, tables, packing) or _fused_mlp(child, packing)
-            if fused is not None:
-                setattr(parent, name, fused)
+    _fuse_whole_layers(model, attention, packing)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             replacement = _replacement(name, child, packing)
@@ -51,11 +50,33 @@ def fuse_layers(model: PreTrainedModel, attention: TreeAttention, packing: Packi
     model.requires_grad_(requires_grad=False)
 
 
+def _fuse_whole_layers(
+    model: PreTrainedModel, attention: TreeAttention, packing: Packing | None
+) -> None:
+    tables = RotaryTables()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            fused = fused_attention(child, attention, tables, packing) or _fused_mlp(child, packing)
+            if fused is not None:
+                setattr(parent, name, fused)
+                if packing is None:
+                    _release(child)
+
+
+def _release(replaced: torch.nn.Module) -> None:
+    """Free weights that were joined: a device has no room for all of them twice."""
+    for parameter in replaced.parameters():
+        parameter.data = parameter.data.new_empty(0)
+
+
 class FusedMlp(torch.nn.Module):
     """A gated MLP whose two inner projections are one."""
 
     def __init__(
-        self, layers: Sequence[torch.nn.Linear], activation: torch.nn.Module, packing: Packing
+        self,
+        layers: Sequence[torch.nn.Linear],
+        activation: torch.nn.Module,
+        packing: Packing | None,
     ) -> None:
         super().__init__()
         gate, up, down = layers
@@ -84,23 +105,27 @@ class HalfEmbedding(torch.nn.Module):
         return functional.embedding(token_ids, self._weight).float().mul_(self._scale)
 
 
-def _fused_mlp(original: torch.nn.Module, packing: Packing) -> FusedMlp | None:
+def _fused_mlp(original: torch.nn.Module, packing: Packing | None) -> FusedMlp | None:
     layers = linear_layers(original, _MLP_NAMES)
     activation = getattr(original, "act_fn", None)
-    if layers is None:
+    if layers is None or not isinstance(activation, torch.nn.Module):
         return None
-    exact = exact_activation(activation) if isinstance(activation, torch.nn.Module) else None
-    if exact is None:
+    chosen = activation if packing is None else exact_activation(activation)
+    if chosen is None:
         return None
-    fused = FusedMlp(layers, exact, packing)
+    fused = FusedMlp(layers, chosen, packing)
     width = layers[0].in_features
-    sample = torch.linspace(-3.0, 2.0, 3 * width).view(1, 3, width)
+    sample = torch.linspace(-3.0, 2.0, 3 * width).view(1, 3, width).to(layers[0].weight)
     expected = original(sample)
     agrees = (fused(sample) - expected).abs().max() <= 0.02 * expected.abs().max()
     return fused if agrees else None
 
 
-def _replacement(name: str, child: torch.nn.Module, packing: Packing) -> torch.nn.Module | None:
+def _replacement(
+    name: str, child: torch.nn.Module, packing: Packing | None
+) -> torch.nn.Module | None:
+    if packing is None:
+        return device_norm(child) if type(child).__name__.endswith("RMSNorm") else None
     if type(child) is torch.nn.Linear:
         return exact_linear(child.weight, child.bias, packing)
     if type(child) is Conv1D:

@@ -49,7 +49,10 @@ class PagedKv:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.num_blocks = num_blocks
         self.block_size = block_size
+        self.spare_slot = num_blocks * block_size
+        """Belongs to no block: what is written here is read by nobody."""
         num_slots = num_blocks * block_size + SPARE_SLOTS
         self._stacks: list[torch.Tensor] = []  # [2, num_layers, num_slots, heads, head_dim] each
         by_layer: dict[int, LayerKv] = {}
@@ -65,10 +68,17 @@ class PagedKv:
         self.layers = tuple(by_layer[layer] for layer in range(len(shapes)))
 
     def move(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Copy slots in all layers, as if all were read before the first is written."""
+        """
+        Copy slots in all layers, as if all were read before the first is written.
+
+        One copy of the slot numbers to the device, which nobody waits for.
+        """
+        device = self._stacks[0].device
+        slots = torch.tensor(
+            [sources, destinations], dtype=torch.int64, pin_memory=device.type == "cuda"
+        )
+        read, written = slots.to(device, non_blocking=True)
         for stack in self._stacks:
-            read = torch.tensor(sources, dtype=torch.int64, device=stack.device)
-            written = torch.tensor(destinations, dtype=torch.int64, device=stack.device)
             stack.index_copy_(2, written, stack.index_select(2, read))
 
 

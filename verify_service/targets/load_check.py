@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from verify_service.targets.kv_cache import LayerShape
 from verify_service.targets.model_loading import refuse
 from verify_service.targets.target import CONTEXT, FlatBatch, RowSpan
-from verify_service.targets.tree_attention import TreeAttention, attach
+from verify_service.targets.tree_attention import LayerTraits, TreeAttention, attach
 
 _NUM_TOKENS = 8
 _FIRST_CHUNK = 5
@@ -22,8 +22,14 @@ class LoadCheck:
 
     model: PreTrainedModel
     attention: TreeAttention
-    layer_shapes: tuple[LayerShape, ...]
+    traits: tuple[LayerTraits, ...]
+    """What each layer asks for."""
     expected: torch.Tensor  # [_NUM_TOKENS - _FIRST_CHUNK, width]
+
+    @property
+    def layer_shapes(self) -> tuple[LayerShape, ...]:
+        """What one token stores in each layer."""
+        return tuple(each.shape for each in self.traits)
 
     def repeat(self, tolerance: float) -> None:
         """Compare again, relative to the largest value; raises ``ConfigurationError``."""
@@ -33,13 +39,12 @@ class LoadCheck:
 def check_tree_attention(model: PreTrainedModel, attention: TreeAttention) -> LoadCheck:
     """Attach ``attention`` to ``model`` and compare; raises ``ConfigurationError``."""
     expected = _hidden(model, attention.device, 0, _NUM_TOKENS)[_FIRST_CHUNK:]
-    shapes = _layer_shapes(model, attention)
-    check = LoadCheck(model, attention, shapes, expected)
+    check = LoadCheck(model, attention, _layer_traits(model, attention), expected)
     _compare(check, 1e-3 if attention.dtype == torch.float32 else 0.1)
     return check
 
 
-def _layer_shapes(model: PreTrainedModel, attention: TreeAttention) -> tuple[LayerShape, ...]:
+def _layer_traits(model: PreTrainedModel, attention: TreeAttention) -> tuple[LayerTraits, ...]:
     try:
         attach(model, attention)
         with attention.measuring() as traits:
@@ -48,7 +53,7 @@ def _layer_shapes(model: PreTrainedModel, attention: TreeAttention) -> tuple[Lay
         raise refuse(model.config, f"it takes no registered attention ({error})") from error
     if sorted(traits) != list(range(model.config.get_text_config().num_hidden_layers)):
         raise refuse(model.config, f"only {len(traits)} of its layers use plain attention")
-    return tuple(traits[layer].shape for layer in sorted(traits))
+    return tuple(traits[layer] for layer in sorted(traits))
 
 
 def _compare(check: LoadCheck, tolerance: float) -> None:

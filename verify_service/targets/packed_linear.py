@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -114,10 +114,33 @@ class PaddedLinear(torch.nn.Module):
         return result[:num_rows].view(*rows.shape[:-1], self.out_features)
 
 
+class PlainLinear(torch.nn.Module):
+    """A linear layer that keeps its weights as they are; rows are not computed alike."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+        self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the product  # [..., in_features] -> [..., out_features]."""
+        return functional.linear(rows, self.weight, self.bias)
+
+
+AnyLinear: TypeAlias = PackedLinear | PaddedLinear | PlainLinear
+
+
 def exact_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, packing: Packing
-) -> PackedLinear | PaddedLinear:
-    """Return a row-independent layer; weights beyond fp16 stay float32."""
+    weight: torch.Tensor, bias: torch.Tensor | None, packing: Packing | None
+) -> AnyLinear:
+    """
+    Return a row-independent layer; weights beyond fp16 stay float32.
+
+    Without ``packing`` nothing is promised about rows, and weights are taken as they are.
+    """
+    if packing is None:
+        return PlainLinear(weight, bias)
     if packing == "packed-fp16" and fits_fp16(weight):
         return PackedLinear(weight, bias)
     return PaddedLinear(weight, bias)
@@ -130,15 +153,16 @@ def linear_layers(module: torch.nn.Module, names: Sequence[str]) -> list[torch.n
     return found if len(found) == len(names) else None
 
 
-def joined_linear(
-    layers: Sequence[torch.nn.Linear], packing: Packing
-) -> PackedLinear | PaddedLinear:
+def joined_linear(layers: Sequence[torch.nn.Linear], packing: Packing | None) -> AnyLinear:
     """Return one layer whose output is that of ``layers``, side by side."""
-    biases = [
-        torch.zeros(layer.out_features) if layer.bias is None else layer.bias.float()
-        for layer in layers
-    ]
-    joined = None if all(layer.bias is None for layer in layers) else torch.cat(biases)
+    joined: torch.Tensor | None = None
+    if any(layer.bias is not None for layer in layers):
+        joined = torch.cat(
+            [
+                layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
+                for layer in layers
+            ]
+        )
     return exact_linear(torch.cat([layer.weight for layer in layers]), joined, packing)
 
 

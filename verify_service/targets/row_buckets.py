@@ -8,6 +8,7 @@ buckets are fine where steps are small and grow by at most a quarter where they 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 TILE_ROWS = 16
@@ -15,6 +16,8 @@ TILE_ROWS = 16
 MAX_SPAN_ROWS = 64
 """Rows of one span whose ancestors fit into one 64-bit word."""
 MAX_SPLITS = 16
+MAX_SPARSE_ROWS = 128
+"""Up to here a size is captured twice: for a few long spans and for many short ones."""
 _SMALL = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -48,15 +51,33 @@ class RowBuckets:
         index = bisect_left(self.sizes, num_rows)
         if num_rows < 1 or index == len(self.sizes):
             return None
-        shape = self.shape_of(self.sizes[index])
-        return shape if num_tiles <= shape.num_tiles else None
+        fitting = (
+            each for each in self.shapes_of(self.sizes[index]) if num_tiles <= each.num_tiles
+        )
+        return next(fitting, None)
 
-    def shape_of(self, size: int) -> GraphShape:
-        """Return the sizes of the graph for ``size`` rows."""
-        num_tiles = min(size, self.max_spans + size // TILE_ROWS)
-        programs = num_tiles * self.num_kv_heads
-        wanted = -(-2 * self.num_processors // programs)
-        return GraphShape(size, num_tiles, max(1, min(wanted, MAX_SPLITS)))
+    def shapes(self) -> Iterator[GraphShape]:
+        """Yield all graphs, the largest first: what it allocates serves the others."""
+        for size in reversed(self.sizes):
+            yield from reversed(self.shapes_of(size))
+
+    def shapes_of(self, size: int) -> tuple[GraphShape, ...]:
+        """
+        Return the graphs for ``size`` rows, ascending in tiles.
+
+        With tiles for one row each, those of a single long span would get a small share of the
+        chip: the others are empty, and which are is not known when the graph is captured.
+        """
+        every = self._shape(size, min(size, self.max_spans + size // TILE_ROWS))
+        few = num_tiles_of(size)
+        if size > MAX_SPARSE_ROWS or few >= every.num_tiles:
+            return (every,)
+        return self._shape(size, few), every
+
+    def _shape(self, size: int, num_tiles: int) -> GraphShape:
+        wanted = min(-(-2 * self.num_processors // (num_tiles * self.num_kv_heads)), MAX_SPLITS)
+        # A power of two: every count is compiled for itself, which takes seconds.
+        return GraphShape(size, num_tiles, 1 << (wanted - 1).bit_length())
 
 
 def bucket_sizes(max_rows: int) -> tuple[int, ...]:

@@ -56,6 +56,8 @@ class StepPlan:
     batch: FlatBatch
     block_size: int
     device: torch.device
+    with_bags: bool = True
+    """Whether tiles say where each query's values lie; only exact attention asks."""
     slots: torch.Tensor = field(init=False)  # [num_rows]
     _tiles: dict[HeadGroups, tuple[RowTile, ...]] = field(init=False, default_factory=dict)
 
@@ -97,6 +99,7 @@ class StepPlan:
         slots = slots_of(span.block_table, self.block_size, first_key, span.context_len + stop)
         mask = sight.mask(start, stop, first_key)
         num_bags = heads.num_kv_heads * (stop - start) * heads.num_queries_per_kv_head
+        num_bags = num_bags if self.with_bags else 0
         return RowTile(
             first_row=first_row + start,
             num_rows=stop - start,

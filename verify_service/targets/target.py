@@ -96,7 +96,8 @@ class TargetModel(Protocol):
         Store the KV of every row and return float32 logits  # [num_logit_rows, vocab_size].
 
         Logit rows come in span order. A row's logits depend only on its own path: not on siblings,
-        on the other spans or on the batch's shape (on CPU in float32: bit for bit).
+        on the other spans or on the batch's shape (on CPU in float32: bit for bit). They are valid
+        until the next call.
         """
         ...
 

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
 
 from paceline.errors import ConfigurationError, EngineFailed
+from verify_service.targets.device_choice import (
+    Weights,
+    device_named,
+    dtype_for,
+    packing_for,
+    require_memory,
+    require_one_rank,
+)
 from verify_service.targets.fused_layers import fuse_layers
-from verify_service.targets.kv_cache import LayerShape
+from verify_service.targets.kv_moves import PendingMoves
 from verify_service.targets.load_check import check_tree_attention
+from verify_service.targets.model_graphs import Accelerator, ModelGraphs, accelerator_of
 from verify_service.targets.model_loading import load_model, read_info
-from verify_service.targets.packed_linear import Packing, packing_works, padded_rows
+from verify_service.targets.packed_linear import Packing, padded_rows
 from verify_service.targets.target import FlatBatch, TargetInfo
-from verify_service.targets.tree_attention import TreeAttention
-
-Weights = Literal["auto", "float32", "packed-fp16", "bfloat16", "float16"]
-
-_PLAIN_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+from verify_service.targets.tree_attention import LayerTraits, TreeAttention
+from verify_service.targets.tree_kernel_inputs import logit_rows_of
 
 
 class TorchTarget:
@@ -31,6 +37,9 @@ class TorchTarget:
 
     With weights ``float32`` or ``packed-fp16`` on CPU, a row's logits are the same bits whatever
     else is in the batch, and however its path was split over chunks, steps and trees.
+
+    On CUDA a step is a graph over static buffers: ``forward`` returns before the device is done,
+    and moves of KV are made together, on the device, before the next step.
     """
 
     def __init__(
@@ -38,14 +47,18 @@ class TorchTarget:
         model: PreTrainedModel,
         info: TargetInfo,
         attention: TreeAttention,
-        layer_shapes: Sequence[LayerShape],
+        layers: Sequence[LayerTraits],
         packing: Packing | None,
+        accelerator: Accelerator | None = None,
     ) -> None:
         self._model = model
         self._info = info
         self._attention = attention
-        self._layer_shapes = tuple(layer_shapes)
+        self._layers = tuple(layers)
         self._packing = packing
+        self._accelerator = accelerator
+        self._graphs: ModelGraphs | None = None
+        self._moves = PendingMoves()
         self._allocated = False
 
     @classmethod
@@ -56,22 +69,31 @@ class TorchTarget:
         device: str = "cpu",
         weights: Weights = "auto",
         num_threads: int | None = None,
+        accelerator: Accelerator | None = None,
     ) -> TorchTarget:
-        """Load a folder of safetensors; raises ``ConfigurationError`` where that cannot work."""
-        chosen_device = _device(device)
+        """
+        Load a folder of safetensors; raises ``ConfigurationError`` where that cannot work.
+
+        ``accelerator``: how steps run, in place of what the device offers.
+        """
+        chosen_device = device_named(device)
+        require_one_rank()
         torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
-        packing = _packing(chosen_device, weights)
-        dtype = torch.float32 if packing else _PLAIN_DTYPES.get(weights, torch.bfloat16)
+        packing = None if accelerator else packing_for(chosen_device, weights)
+        dtype = dtype_for(packing, weights)
         with torch.inference_mode():
             model = load_model(model_dir, dtype)
+            if chosen_device.type == "cuda":
+                free = torch.cuda.mem_get_info(chosen_device)[0]
+                require_memory(_num_bytes(model), free, chosen_device)
             torch.nn.Module.to(model, chosen_device)
             attention = TreeAttention(dtype, chosen_device, exact=packing is not None)
             check = check_tree_attention(model, attention)
-            if packing is not None:
-                fuse_layers(model, attention, packing)
-                check.repeat(tolerance=0.05)
+            fuse_layers(model, attention, packing)
+            check.repeat(tolerance=0.05 if dtype == torch.float32 else 0.1)
         info = read_info(model_dir, model.config)
-        return cls(model, info, attention, check.layer_shapes, packing)
+        accelerator = accelerator or accelerator_of(chosen_device, check.traits)
+        return cls(model, info, attention, check.traits, packing, accelerator)
 
     @property
     def info(self) -> TargetInfo:
@@ -79,24 +101,66 @@ class TorchTarget:
         return self._info
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        """Create the KV cache; once, before the first ``forward``."""
+        """
+        Create the KV cache, and the graphs where there are any; once, before ``forward``.
+
+        Raises ``ConfigurationError`` where the device has not enough memory for them.
+        """
         if self._allocated:
             raise EngineFailed("the KV cache of the target is allocated already")
-        self._attention.allocate(self._layer_shapes, num_blocks, block_size)
+        shapes = [each.shape for each in self._layers]
+        try:
+            with self._on_device():
+                self._attention.allocate(shapes, num_blocks, block_size)
+                if self._accelerator is not None:
+                    self._graphs = ModelGraphs(
+                        self._model, self._info, self._attention, self._layers, self._accelerator
+                    )
+        except torch.OutOfMemoryError:
+            raise ConfigurationError(
+                f"setting num_kv_blocks: {num_blocks} blocks of {block_size} tokens do not fit "
+                f"into the memory of {self._attention.device}; set fewer, or lower max_running"
+            ) from None
         self._allocated = True
 
     @torch.inference_mode()
     def forward(self, batch: FlatBatch) -> torch.Tensor:
-        """Store the KV of every row and return float32 logits  # [num_logit_rows, vocab_size]."""
+        """
+        Store the KV of every row and return float32 logits  # [num_logit_rows, vocab_size].
+
+        They are valid until the next call.
+        """
+        with self._on_device():
+            self._make_moves()
+            logits = self._graphs.forward(batch) if self._graphs else None
+            return self._without_graph(batch) if logits is None else logits
+
+    @torch.inference_mode()
+    def move_kv(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy the KV of slots ``sources`` to ``destinations``, as if all were read first."""
+        if not sources:
+            return
+        if self._graphs is None:
+            self._attention.cache.move(sources, destinations)
+        elif not self._moves.add(sources, destinations):
+            self._make_moves()
+            self._moves.add(sources, destinations)
+
+    def _make_moves(self) -> None:
+        sources, destinations = self._moves.take()
+        if sources:
+            self._attention.cache.move(sources, destinations)
+
+    def _without_graph(self, batch: FlatBatch) -> torch.Tensor:
         self._attention.begin(batch)
         token_ids = self._padded(_flat(span.token_ids for span in batch.spans))
         positions = self._padded(_flat(span.positions for span in batch.spans))
-        wanted = _logit_rows(batch)
+        wanted = logit_rows_of(batch)
         if not wanted:
             self._model.base_model(
                 input_ids=token_ids[None], position_ids=positions[None], use_cache=False
             )
-            return torch.empty((0, self._info.vocab_size))
+            return torch.empty((0, self._info.vocab_size), device=self._attention.device)
         logits: torch.Tensor = self._model(
             input_ids=token_ids[None],
             position_ids=positions[None],
@@ -105,10 +169,10 @@ class TorchTarget:
         ).logits
         return logits[0, : len(wanted)].float()
 
-    def move_kv(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Copy the KV of slots ``sources`` to ``destinations``, as if all were read first."""
-        if sources:
-            self._attention.cache.move(sources, destinations)
+    def _on_device(self) -> contextlib.AbstractContextManager[object]:
+        """Make the device this thread's own: Triton and graphs go by that."""
+        device = self._attention.device
+        return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
     def _padded(self, values: list[int]) -> torch.Tensor:
         """Repeat the last value up to a row count at which all rows are computed alike."""
@@ -122,33 +186,5 @@ def _flat(lists: Iterable[Sequence[int]]) -> list[int]:
     return list(itertools.chain.from_iterable(lists))
 
 
-def _logit_rows(batch: FlatBatch) -> list[int]:
-    rows: list[int] = []
-    first_row = 0
-    for span in batch.spans:
-        rows += [first_row + row for row in span.logit_rows]
-        first_row += span.num_rows
-    return rows
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigurationError(f"setting device: {name!r} is none; use cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError("setting device: torch finds no CUDA device here; use cpu")
-    return device
-
-
-def _packing(device: torch.device, weights: Weights) -> Packing | None:
-    """Return how exact layers hold their weights, or None where nothing is promised bit for bit."""
-    if weights == "packed-fp16" and (device.type != "cpu" or not packing_works()):
-        raise ConfigurationError(
-            f"setting weights: packed-fp16 needs a CPU with FBGEMM, not {device}; use auto"
-        )
-    if device.type != "cpu" or weights in _PLAIN_DTYPES:
-        return None
-    if weights == "auto":
-        return "packed-fp16" if packing_works() else "float32"
-    return "float32" if weights == "float32" else "packed-fp16"
+def _num_bytes(model: PreTrainedModel) -> int:
+    return sum(each.numel() * each.element_size() for each in model.parameters())

@@ -50,15 +50,60 @@ class LayerTraits:
     window: int | None
 
 
+class StepAttention(Protocol):
+    """How the rows of the step under way attend in one layer."""
+
+    def attend(
+        self,
+        kv: LayerKv,
+        queries: torch.Tensor,  # [num_rows (padded), num_heads, head_dim]
+        keys: torch.Tensor,  # [num_rows (padded), num_kv_heads, head_dim]
+        values: torch.Tensor,  # like keys
+        arithmetic: ScoreArithmetic,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Store the rows' KV and return what each row attends to  # like queries."""
+        ...
+
+
+class TiledStep:
+    """Attends tile by tile with torch's own operations, over rows of any number."""
+
+    def __init__(self, plan: StepPlan, *, exact: bool) -> None:
+        self._plan = plan
+        self._attend_tile = attend_exactly if exact else attend_fast
+
+    def attend(
+        self,
+        kv: LayerKv,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        arithmetic: ScoreArithmetic,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Store the rows' KV and return what each row attends to  # like queries."""
+        plan = self._plan
+        num_rows = plan.slots.shape[0]
+        kv.write(plan.slots, keys[:num_rows], values[:num_rows])
+        num_heads, num_kv_heads = queries.shape[1], keys.shape[1]
+        heads = HeadGroups(num_kv_heads, num_heads // num_kv_heads, window)
+        result = torch.zeros(queries.shape, dtype=queries.dtype, device=queries.device)
+        for tile in plan.tiles(heads):
+            rows = slice(tile.first_row, tile.first_row + tile.num_rows)
+            self._attend_tile(tile, kv, queries[rows], arithmetic, out=result[rows])
+        return result
+
+
 class TreeAttention:
-    """The attention of one model: its cache and the plan of the step under way."""
+    """The attention of one model: its cache and the step under way."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, *, exact: bool) -> None:
         self.dtype = dtype
         self.device = device
         self._exact = exact
         self._cache: PagedKv | None = None
-        self._plan: StepPlan | None = None
+        self._step: StepAttention | None = None
         self._measured: dict[int, LayerTraits] | None = None
 
     @property
@@ -70,6 +115,7 @@ class TreeAttention:
 
     def allocate(self, shapes: Sequence[LayerShape], num_blocks: int, block_size: int) -> None:
         """Replace the KV cache by an empty one."""
+        self._cache = None  # frees the old one first
         self._cache = PagedKv(shapes, num_blocks, block_size, dtype=self.dtype, device=self.device)
 
     @contextmanager
@@ -87,7 +133,12 @@ class TreeAttention:
 
     def begin(self, batch: FlatBatch) -> None:
         """Serve the rows of ``batch`` in the forward pass that follows."""
-        self._plan = StepPlan(batch, self.cache.block_size, self.device)
+        plan = StepPlan(batch, self.cache.block_size, self.device, with_bags=self._exact)
+        self._step = TiledStep(plan, exact=self._exact)
+
+    def serve(self, step: StepAttention) -> None:
+        """Attend through ``step`` in the forward pass that follows."""
+        self._step = step
 
     def attend(
         self,
@@ -104,19 +155,11 @@ class TreeAttention:
             self._measured[layer] = LayerTraits(layer, queries.shape[1], shape, arithmetic, window)
             repeats = queries.shape[1] // keys.shape[1]
             return queries + (keys + values).repeat_interleave(repeats, dim=1)
-        if self._plan is None:
+        if self._step is None:
             raise EngineFailed("attention outside of a step")
-        plan, kv = self._plan, self.cache.layers[layer]
-        num_rows = plan.slots.shape[0]
-        kv.write(plan.slots, keys[:num_rows], values[:num_rows])
-        num_heads, num_kv_heads = queries.shape[1], keys.shape[1]
-        heads = HeadGroups(num_kv_heads, num_heads // num_kv_heads, window)
-        result = torch.zeros(queries.shape, dtype=queries.dtype, device=queries.device)
-        attend_tile = attend_exactly if self._exact else attend_fast
-        for tile in plan.tiles(heads):
-            rows = slice(tile.first_row, tile.first_row + tile.num_rows)
-            attend_tile(tile, kv, queries[rows], arithmetic, out=result[rows])
-        return result
+        return self._step.attend(
+            self.cache.layers[layer], queries, keys, values, arithmetic, window
+        )
 
 
 def attend_exactly(

@@ -19,6 +19,8 @@ import torch
 from verify_service.targets.row_buckets import TILE_ROWS
 
 KEYS_PER_STEP = 64
+HEAD_DIMS = (16, 32, 64, 128, 256)
+"""What the kernel is built for: powers of two that matrix units take."""
 NUM_WARPS = 8
 """With 4 the compiler spills registers for 64 queries of 128 dimensions."""
 MIN_DOT_ROWS = 16
@@ -42,6 +44,11 @@ class KernelTraits:
     def group(self) -> int:
         """Query heads per key head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the kernel can be built for these sizes."""
+        return self.head_dim in HEAD_DIMS and self.num_heads % self.num_kv_heads == 0
 
     @property
     def tile_queries(self) -> int:

@@ -31,7 +31,7 @@ class InputLayout:
 
     def parts(self) -> Iterator[tuple[str, int]]:
         """Yield the parts and their lengths, in order."""
-        for name in ("token_ids", "positions", "slots", "ancestors"):
+        for name in ("token_ids", "positions", "slots", "ancestors", "logit_rows"):
             yield name, self.shape.num_rows
         for name in ("tile_span", "tile_first", "tile_rows"):
             yield name, self.shape.num_tiles
@@ -42,7 +42,19 @@ class InputLayout:
     @property
     def size(self) -> int:
         """Integers in all."""
-        return sum(length for _, length in self.parts())
+        return self.used(self.max_spans)
+
+    def used(self, num_spans: int) -> int:
+        """Return how many integers, from the first on, a batch of ``num_spans`` spans fills."""
+        unused = (self.max_spans - num_spans) * self.max_blocks
+        return sum(length for _, length in self.parts()) - unused
+
+    def fits(self, batch: FlatBatch, block_size: int) -> bool:
+        """Return whether there is room for the spans of a batch and for their block tables."""
+        most = self.max_blocks * block_size
+        return len(batch.spans) <= self.max_spans and all(
+            span.context_len + span.num_rows <= most for span in batch.spans
+        )
 
     def slices(self) -> dict[str, slice]:
         """Return where each part lies."""
@@ -60,12 +72,15 @@ def pack(
     """
     Write ``batch`` into ``out``  # [layout.size].
 
-    Rows that only pad the graph store their KV in ``spare_slot`` and belong to no tile.
+    Rows that only pad the graph store their KV in ``spare_slot`` and belong to no tile. Block
+    tables keep what they held where no key of the batch lies.
     """
     where = layout.slices()
-    out[:] = 0
+    out[: layout.used(0)] = 0
     out[where["slots"]] = spare_slot
     tables = out[where["block_tables"]].reshape(layout.max_spans, layout.max_blocks)
+    wanted = logit_rows_of(batch)
+    out[where["logit_rows"]][: len(wanted)] = wanted
     first_row = first_tile = 0
     for index, span in enumerate(batch.spans):
         rows = slice(first_row, first_row + span.num_rows)
@@ -84,6 +99,58 @@ def pack(
             out[where["tile_rows"]][first_tile] = min(TILE_ROWS, span.num_rows - start)
             first_tile += 1
         first_row += span.num_rows
+
+
+def logit_rows_of(batch: FlatBatch) -> list[int]:
+    """Return the rows of a batch whose logits are wanted."""
+    rows: list[int] = []
+    first_row = 0
+    for span in batch.spans:
+        rows += [first_row + row for row in span.logit_rows]
+        first_row += span.num_rows
+    return rows
+
+
+def with_short_spans(batch: FlatBatch) -> FlatBatch | None:
+    """
+    Return the same rows in spans of at most ``MAX_SPAN_ROWS``; None where a tree is larger.
+
+    The first rows of a long span are a chain of committed tokens. Since all KV of a step is stored
+    before any of it is read, they can as well be context of the rows behind them.
+    """
+    if all(span.num_rows <= MAX_SPAN_ROWS for span in batch.spans):
+        return batch
+    pieces: list[RowSpan] = []
+    for span in batch.spans:
+        rest = span
+        while rest.num_rows > MAX_SPAN_ROWS:
+            cut = min(_trunk_len(rest), MAX_SPAN_ROWS)
+            if cut == 0:
+                return None
+            pieces.append(_part(rest, 0, cut))
+            rest = _part(rest, cut, rest.num_rows)
+        pieces.append(rest)
+    return FlatBatch(tuple(pieces))
+
+
+def _trunk_len(span: RowSpan) -> int:
+    """Return how many rows, from the first on, are ancestors of all rows behind them."""
+    chain_len = 0
+    while chain_len < span.num_rows and span.parents[chain_len] == chain_len - 1:
+        chain_len += 1
+    return min((parent + 1 for parent in span.parents[chain_len:]), default=chain_len)
+
+
+def _part(span: RowSpan, start: int, stop: int) -> RowSpan:
+    rows = slice(start, stop)
+    return RowSpan(
+        token_ids=span.token_ids[rows],
+        positions=span.positions[rows],
+        parents=tuple(max(parent - start, CONTEXT) for parent in span.parents[rows]),
+        context_len=span.context_len + start,
+        block_table=span.block_table,
+        logit_rows=tuple(row - start for row in span.logit_rows if start <= row < stop),
+    )
 
 
 def ancestor_bits(span: RowSpan) -> Integers:

@@ -67,18 +67,22 @@ def attend_partially(  # type: ignore[no-untyped-def]  # noqa: PLR0915 a kernel 
     query_position = tl.load(positions + batch_row, mask=is_row, other=0)
 
     num_keys = context + first + num_rows
-    share = tl.cdiv(tl.cdiv(num_keys, SPLITS), KEYS) * KEYS
-    stop = tl.minimum(split * share + share, num_keys)
+    # No row stands before the end of the context, so none sees further back than this.
+    oldest = tl.maximum(context - WINDOW + 1, 0) if WINDOW > 0 else 0
+    share = tl.cdiv(tl.cdiv(num_keys - oldest, SPLITS), KEYS) * KEYS
+    start = oldest + split * share
+    stop = tl.minimum(start + share, num_keys)
     maximum = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, DIM], tl.float32)
-    for offset in range(split * share, stop, KEYS):
+    for offset in range(start, stop, KEYS):
         key = offset + tl.arange(0, KEYS)
         is_key = key < stop
         table = block_tables + span * table_stride
         address = addresses_of(key, is_key, table, kv_head, BLOCK_SIZE, KV_HEADS, DIM)
         key_rows = tl.load(keys + address, mask=is_key[:, None], other=0.0)
-        scores = tl.dot(query, tl.trans(key_rows)).to(tl.float32) * scaling
+        # float32 stays float32 here; half precision is not affected.
+        scores = tl.dot(query, tl.trans(key_rows), input_precision="ieee").to(tl.float32) * scaling
         if HAS_SOFTCAP:
             scores = capped(scores, softcap)
         is_seen = sight_of(
@@ -91,7 +95,8 @@ def attend_partially(  # type: ignore[no-untyped-def]  # noqa: PLR0915 a kernel 
         weights = tl.exp(scores - level[:, None])
         rescale = tl.exp(maximum - level)
         value_rows = tl.load(values + address, mask=is_key[:, None], other=0.0)
-        gained = tl.dot(weights.to(value_rows.dtype), value_rows).to(tl.float32)
+        mixing = weights.to(value_rows.dtype)
+        gained = tl.dot(mixing, value_rows, input_precision="ieee").to(tl.float32)
         mixed = mixed * rescale[:, None] + gained
         total = total * rescale + tl.sum(weights, 1)
         maximum = largest

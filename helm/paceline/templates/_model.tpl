@@ -15,6 +15,10 @@
 {{- else if eq $model.source "claim" -}}
 {{- printf "/models/%s" (trimPrefix "/" $model.path) | trimSuffix "/" -}}
 {{- else if eq $model.source "hub" -}}
+{{- $pool := hasKey .root.Values "pool" | ternary "pool" (printf "drafts.%s" .pool) -}}
+{{- $what := eq .component "draft" | ternary (printf "%s.model" $pool) "model" -}}
+{{- $_ := required (printf "%s.hub.repository: name the model, OWNER/NAME on the hub" $what) $model.hub.repository -}}
+{{- $_ := required (printf "%s.hub.revision: name the commit; a branch would change under running pods" $what) $model.hub.revision -}}
 /cache/models/{{ printf "%s@%s" $model.hub.repository $model.hub.revision | sha256sum | trunc 16 }}
 {{- end -}}
 {{- end -}}

@@ -32,6 +32,12 @@ spec:
     {{- with include (printf "paceline.%sEgress" .component) . }}
     {{- . | nindent 4 }}
     {{- end }}
+    {{- if and (ne .component "test") .root.Values.tracing.otlpEndpoint }}
+    - to:
+        {{- toYaml $policy.collector | nindent 8 }}
+      ports:
+        - {port: {{ include "paceline.collectorPort" .root }}, protocol: TCP}
+    {{- end }}
     {{- if and (ne .component "test") (eq (include "paceline.model" . | fromYaml).source "hub") }}
     - to:
         {{- toYaml $policy.hub | nindent 8 }}

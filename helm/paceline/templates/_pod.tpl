@@ -101,6 +101,9 @@ args:
 env:
   {{- include "paceline.cacheEnv" . | trim | nindent 2 }}
   {{- include "paceline.modelEnv" . | nindent 2 }}
+  {{- with include "paceline.tracingEnv" . }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- with .spec.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

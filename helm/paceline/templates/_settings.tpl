@@ -30,6 +30,10 @@
 {{- define "paceline.settings" -}}
 {{- $root := .root -}}
 {{- $settings := dict "listen" (printf "0.0.0.0:%d" (int .spec.port)) "admin_listen" (printf "0.0.0.0:%d" (int $root.Values.monitoring.port)) "log_level" $root.Values.global.logLevel "log_format" $root.Values.global.logFormat -}}
+{{- with $root.Values.tracing.otlpEndpoint -}}
+{{- $_ := set $settings "otlp_endpoint" . -}}
+{{- $_ := set $settings "trace_ratio" $root.Values.tracing.ratio -}}
+{{- end -}}
 {{- $own := include (printf "paceline.%sSettings" .component) . | fromYaml -}}
 {{- $secrets := include "paceline.secretSettings" . | fromYaml -}}
 {{- toYaml (mergeOverwrite $settings $own $secrets .spec.settings) -}}

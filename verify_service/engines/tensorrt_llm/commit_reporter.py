@@ -7,6 +7,8 @@ life: closing flushes what is left, and a request that comes back re-opens by it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 from verify_service.engines.tensorrt_llm.mailbox import Mailbox, RequestDrafts
@@ -17,6 +19,9 @@ from verify_service.engines.tensorrt_llm.package_view import (
     tokens_from,
 )
 from verify_service.engines.tensorrt_llm.wire_frames import Closed, Committed
+
+LOCK_SECONDS = 0.002
+"""Longest wait for the thread that merges a tree meanwhile."""
 
 
 class CommitReporter:
@@ -41,8 +46,9 @@ class CommitReporter:
                 return
             self._report(request)
             drafts = self._mailbox.request(request.py_client_id)
-            with drafts.lock:
-                drafts.clear()
+            with self._held(drafts) as is_held:
+                if is_held:
+                    drafts.clear()
                 drafts.is_closed = True
             self._mailbox.send(Closed(request.py_client_id))
         except Exception:
@@ -53,7 +59,9 @@ class CommitReporter:
             return
         length = request.get_num_tokens(0)
         drafts = self._mailbox.request(request.py_client_id)
-        with drafts.lock:
+        with self._held(drafts) as is_held:
+            if not is_held:
+                return  # the output stream tells what is missed here
             known = drafts.committed_len or request.py_orig_prompt_len
             if length <= known:
                 return
@@ -63,6 +71,18 @@ class CommitReporter:
             drafts.num_placed = 0
             drafts.is_closed = False
         self._mailbox.send(Committed(request.py_client_id, known, num_accepted, tuple(token_ids)))
+
+    @contextmanager
+    def _held(self, drafts: RequestDrafts) -> Iterator[bool]:
+        """Hold a request's lock unless it takes too long; the executor's step waits meanwhile."""
+        is_held = drafts.lock.acquire(timeout=LOCK_SECONDS)
+        if not is_held:
+            self._mailbox.counts["busy"] += 1
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                drafts.lock.release()
 
 
 def _num_accepted(request: ScheduledRequest, drafts: RequestDrafts) -> int:

@@ -79,6 +79,8 @@ class MailboxLink:
                     self._serve(connection)
             except (OSError, FrameError):
                 pass
+            except Exception:  # a fault of ours must cost drafts, not this thread
+                self.mailbox.counts["error"] += 1
             self._stopping.wait(RETRY_SECONDS)
 
     def _serve(self, connection: socket.socket) -> None:

@@ -1,7 +1,8 @@
 """
 The verifier's end of the socket: facts out, reports in. One worker; the newest connection counts.
 
-Nothing here is on the way of a token: without a worker facts are dropped and counted.
+Nothing here is on the way of a token: without a worker facts are dropped and counted. Ranks beyond
+the first are turned away: chains that only one of them sets would tear the others apart.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from verify_service.engines.tensorrt_llm.mailbox import CAUSES
 from verify_service.engines.tensorrt_llm.wire_frames import (
     Count,
     Frame,
+    FrameError,
     FrameReader,
     Hello,
     decode,
@@ -87,14 +89,11 @@ class MailboxServer:
             self._writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._writer = writer
         frames = FrameReader()
         try:
             while data := await reader.read(_READ_BYTES):
                 for kind, payload in frames.feed(data):
-                    self._take(decode(kind, payload))
+                    self._take(decode(kind, payload), writer)
         except (OSError, PacelineError) as error:
             log.warning("worker_link_failed", detail=str(error))
         finally:
@@ -104,11 +103,21 @@ class MailboxServer:
             with contextlib.suppress(OSError):
                 writer.close()
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: Frame, writer: asyncio.StreamWriter) -> None:
         match frame:
-            case Hello(rank, max_draft_tokens):
-                log.info("worker_connected", rank=rank, max_draft_tokens=max_draft_tokens)
+            case Hello():
+                self._greet(frame, writer)
+            case _ if writer is not self._writer:
+                raise FrameError("a frame before the greeting")
             case Count(cause, total) if 0 <= cause < len(CAUSES):
                 self.counts[f"chain_{CAUSES[cause]}"] = total
             case _:
                 self._on_frame(frame)
+
+    def _greet(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+        if hello.rank != 0:
+            raise FrameError(f"rank {hello.rank} is there; only one rank is served")
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = writer
+        log.info("worker_connected", max_draft_tokens=hello.max_draft_tokens)

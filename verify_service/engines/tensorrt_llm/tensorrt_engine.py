@@ -27,6 +27,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 MAX_INBOX = 65_536
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
+SHUTDOWN_SECONDS = 30.0
+"""Longest wait for the package to end its workers; a dead executor may never answer."""
 
 
 class TensorRtEngine:
@@ -102,7 +104,11 @@ class TensorRtEngine:
         self._call(self._stop)
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
-        self._llm.shutdown()
+        ending = threading.Thread(target=self._llm.shutdown, name="tensorrt-llm-end", daemon=True)
+        ending.start()
+        ending.join(SHUTDOWN_SECONDS)
+        if ending.is_alive():
+            log.warning("tensorrt_llm_shutdown_hangs", seconds=SHUTDOWN_SECONDS)
         self._sockets.remove()
 
     async def _run(self, on_output: OnOutput) -> None:

@@ -56,10 +56,14 @@ class MailboxDrafter(Drafter):  # type: ignore[misc]  # the package has no types
     ) -> None:
         """Set ``py_draft_tokens`` of every request that decodes; never raises."""
         del resource_manager
-        with contextlib.suppress(Exception):  # the executor would die of it
+        try:
             if self._chains is None:
                 self._chains = self._open()
             self._chains.place(scheduled_requests)
+        except Exception:  # the executor would die of it
+            with contextlib.suppress(Exception):
+                for request in scheduled_requests.generation_requests:
+                    request.py_draft_tokens = []
 
     def _open(self) -> ChainDrafter:
         place = self._place

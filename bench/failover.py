@@ -1,0 +1,156 @@
+"""
+What the death of a verifier or of a draft service costs running streams, by SIGKILL on processes.
+
+    python -m bench.failover
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bench.bar import Bar
+from bench.kill_line import PROMPT, KillLine, Stream, kill, kill_line, restarted, running_streams
+from bench.step_watch import StepWatch, watching_steps
+from paceline.async_client import AsyncClient
+from paceline.cli.terminal import say
+
+NUM_STREAMS: Final = 16
+NUM_KILLS: Final = 20
+WATCHED_SECONDS: Final = 4.0
+"""After a kill, before anything is started again: starting takes the CPUs away."""
+RANDOM_PAUSE_SECONDS: Final = (0.5, 2.0)
+
+
+@dataclass(slots=True)
+class Damage:
+    """What some kills did."""
+
+    num_requests: int = 0
+    failures: list[str] = field(default_factory=list)
+    num_changed: int = 0
+    added_seconds: list[float] = field(default_factory=list)
+    """Per kill and stream: its longest pause after the kill less its longest before."""
+    lost_steps: list[float] = field(default_factory=list)
+    """Per kill: mean steps per sequence without drafts although the pool was back."""
+
+    def add_streams(self, streams: Sequence[Stream]) -> None:
+        """Sum the streams up."""
+        self.num_requests += sum(stream.num_requests for stream in streams)
+        self.num_changed += sum(stream.num_changed for stream in streams)
+        for stream in streams:
+            self.failures.extend(stream.failures)
+
+    @property
+    def added_p99(self) -> float:
+        """The 99th percentile of the added latency, in seconds."""
+        ordered = sorted(self.added_seconds)
+        return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else 0.0
+
+
+async def kill_verifiers(
+    num_kills: int,
+    num_streams: int = NUM_STREAMS,
+    *,
+    watched_seconds: float = WATCHED_SECONDS,
+) -> Damage:
+    """Kill one of two verifiers, at random moments, again and again."""
+    damage, dice = Damage(), random.Random(3)
+    async with (
+        kill_line(num_verifiers=2) as line,
+        AsyncClient(line.gateway.spec.address) as client,
+    ):
+        await line.until_whole(client)
+        async with running_streams(client, num_streams) as streams:
+            for number in range(num_kills):
+                await asyncio.sleep(watched_seconds + dice.uniform(*RANDOM_PAUSE_SECONDS))
+                victim = dice.choice(line.verifiers)
+                at = await kill(victim)
+                await asyncio.sleep(watched_seconds)
+                _note_pauses(damage, streams, at, watched_seconds)
+                await restarted(victim)
+                await line.until_whole(client)
+                say(f"verifier kill {number + 1}: worst so far {max(damage.added_seconds):.2f} s")
+        damage.add_streams(streams)
+    return damage
+
+
+async def kill_draft_service(
+    num_kills: int,
+    num_streams: int = NUM_STREAMS,
+    *,
+    watched_seconds: float = WATCHED_SECONDS,
+) -> Damage:
+    """Kill the draft service at random moments; it is started again each time."""
+    damage, dice = Damage(), random.Random(4)
+    async with (
+        kill_line(num_verifiers=1) as line,
+        AsyncClient(line.gateway.spec.address) as client,
+    ):
+        await line.until_whole(client)
+        prompt = (await client.tokenize(PROMPT)).token_ids
+        async with (
+            running_streams(client, num_streams) as streams,
+            watching_steps(line.verifiers[0].spec.address, prompt) as watch,
+        ):
+            for number in range(num_kills):
+                await asyncio.sleep(watched_seconds + dice.uniform(*RANDOM_PAUSE_SECONDS))
+                before = watch.empty_share()
+                at = await kill(line.draft)
+                await asyncio.sleep(watched_seconds)
+                _note_pauses(damage, streams, at, watched_seconds)
+                damage.lost_steps.append(await _steps_lost_on_return(line, client, watch, before))
+                say(f"draft kill {number + 1}: lost steps {damage.lost_steps[-1]:.2f}")
+        damage.add_streams(streams)
+    return damage
+
+
+async def _steps_lost_on_return(
+    line: KillLine, client: AsyncClient, watch: StepWatch, usual_share: float
+) -> float:
+    await watch.until_unreachable()
+    await restarted(line.draft)
+    await line.until_whole(client)
+    return await watch.lost_steps(usual_share)
+
+
+def _note_pauses(damage: Damage, streams: Sequence[Stream], at: float, seconds: float) -> None:
+    for stream in streams:
+        usual = stream.longest_pause(at - seconds, at - 0.01)
+        after = stream.longest_pause(at, at + seconds)
+        damage.added_seconds.append(max(0.0, after - usual))
+
+
+async def measure() -> list[Bar]:
+    """Return the promises about deaths."""
+    verifiers = await kill_verifiers(NUM_KILLS)
+    drafts = await kill_draft_service(NUM_KILLS)
+    say(
+        f"{verifiers.num_requests} and {drafts.num_requests} requests of {NUM_STREAMS} streams; "
+        f"added by a verifier's death: p99 {verifiers.added_p99:.2f} s; by a draft service's: "
+        f"{drafts.added_p99:.2f} s"
+    )
+    for failure in (*verifiers.failures, *drafts.failures)[:5]:
+        say(f"failed: {failure}")
+    told = f"{NUM_KILLS} kills of"
+    return [
+        Bar(5, f"{told} a verifier: failed requests", len(verifiers.failures), 0, "at most"),
+        Bar(5, f"{told} a verifier: changed ids", verifiers.num_changed, 0, "at most"),
+        Bar(5, f"{told} a verifier: added latency p99, s", verifiers.added_p99, 1.5, "at most"),
+        Bar(5, f"{told} a draft service: failed requests", len(drafts.failures), 0, "at most"),
+        Bar(5, f"{told} a draft service: changed ids", drafts.num_changed, 0, "at most"),
+        Bar(5, f"{told} a draft service: lost steps", max(drafts.lost_steps), 2, "at most"),
+    ]
+
+
+def main() -> None:
+    """Print the figures."""
+    for bar in asyncio.run(measure()):
+        say(f"{bar.bar}: {bar.figure:.3f} ({bar.shown_target})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+../../paceline/templates/_tracing.tpl

@@ -1,0 +1,182 @@
+"""``paceline lossless``: shows on a live deployment that drafting changes no token."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from paceline.async_client import AsyncClient
+from paceline.cli.access import access_of
+from paceline.cli.bench import add_request_arguments
+from paceline.cli.prompts import NamedPrompt, named_prompts
+from paceline.cli.terminal import progress, show
+from paceline.cli.token_gap import Difference, first_difference, scored
+from paceline.errors import ConfigurationError
+from paceline.generation_request import GenerationOptions
+
+DEFAULT_TEMPERATURES: Final = (0.0, 0.8)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One prompt, asked without drafts and with them."""
+
+    prompt: NamedPrompt
+    seed: int
+    temperature: float
+    num_tokens: int
+    num_accepted: int
+    """Tokens of the drafted answer that came from drafts."""
+    fallbacks: tuple[str, ...]
+    difference: Difference | None
+
+    def is_fine(self, max_gap: float) -> bool:
+        """Whether the ids are the same, or part at a tie as near as is allowed."""
+        found = self.difference
+        return found is None or (found.gap is not None and abs(found.gap) <= max_gap)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    add_request_arguments(parser)
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        nargs="+",
+        default=list(DEFAULT_TEMPERATURES),
+        metavar="T",
+        help="each prompt is asked at each (default: 0 0.8)",
+    )
+    parser.add_argument(
+        "--streams", type=int, default=4, metavar="N", help="prompts at a time (default: 4)"
+    )
+    parser.add_argument(
+        "--max-gap",
+        type=float,
+        default=0.0,
+        metavar="G",
+        help="for half precision and GPUs: a token may differ where the target scores both within "
+        "this (default: 0, no token may differ)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare and show; return 1 if a token differs or if nothing was drafted."""
+    if options.streams < 1:
+        raise ConfigurationError("--streams is at least 1")
+    compared = asyncio.run(_compared(options))
+    if options.json:
+        show(json.dumps(_as_dict(compared, options.max_gap)) + "\n")
+    else:
+        show(report(compared, options.max_gap))
+    is_proof = any(each.num_accepted for each in compared)
+    return 0 if is_proof and all(each.is_fine(options.max_gap) for each in compared) else 1
+
+
+async def _compared(options: argparse.Namespace) -> list[Compared]:
+    access, slots = access_of(options), asyncio.Semaphore(options.streams)
+    prompts = named_prompts("mixed", options.prompts)
+    common = GenerationOptions(model=options.model, pool=options.pool, ignore_eos=True)
+    cases = [
+        (prompt, options.seed + number, temperature)
+        for temperature in options.temperature
+        for number, prompt in enumerate(prompts)
+    ]
+    async with (
+        AsyncClient(options.address, api_key=access.api_key, tls=access.tls) as client,
+        progress(f"{len(cases)} prompts, without drafts and with them"),
+    ):
+
+        async def one(prompt: NamedPrompt, seed: int, temperature: float) -> Compared:
+            async with slots:
+                asked: GenerationOptions = {**common, "temperature": temperature}
+                return await compare(client, prompt, seed, asked, options.max_tokens)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(*case)) for case in cases]
+    return [task.result() for task in tasks]
+
+
+async def compare(
+    client: AsyncClient,
+    prompt: NamedPrompt,
+    seed: int,
+    options: GenerationOptions,
+    max_tokens: int,
+) -> Compared:
+    """Ask a prompt both ways, and score the first difference, if there is one."""
+    asked: GenerationOptions = {**options, "seed": seed, "max_tokens": max_tokens}
+    without: GenerationOptions = {**asked, "drafting": "off"}
+    with_drafts: GenerationOptions = {**asked, "drafting": "on"}
+    plain = await client.generate(prompt.text, **without)
+    drafted = await client.generate(prompt.text, **with_drafts)
+    found = first_difference(plain.token_ids, drafted.token_ids)
+    if found is not None:
+        found = await scored(client, prompt.text, plain, found, options)
+    return Compared(
+        prompt,
+        seed,
+        plain.sampling.temperature,
+        len(drafted.token_ids),
+        drafted.speculation.num_accepted_draft_tokens,
+        drafted.speculation.fallbacks,
+        found,
+    )
+
+
+def report(compared: Sequence[Compared], max_gap: float) -> str:
+    """Return the result in words, each difference on a line of its own."""
+    lines = [_told(each, max_gap) for each in compared if each.difference is not None]
+    num_tokens = sum(each.num_tokens for each in compared)
+    num_accepted = sum(each.num_accepted for each in compared)
+    sizes = f"{len(compared)} answers, {num_tokens} tokens, {num_accepted} of them from drafts"
+    if not num_accepted:
+        causes = ", ".join(Counter(c for each in compared for c in each.fallbacks)) or "unknown"
+        lines.append(f"nothing shown: {sizes}; no draft was accepted (cause: {causes})")
+    elif not lines:
+        lines.append(f"lossless: {sizes}; every id is the same")
+    elif all(each.is_fine(max_gap) for each in compared):
+        lines.append(f"lossless up to ties within {max_gap:g}: {sizes}")
+    else:
+        wrong = sum(not each.is_fine(max_gap) for each in compared)
+        lines.append(f"NOT lossless: {sizes}; {wrong} answers differ")
+    return "\n".join(lines) + "\n"
+
+
+def _told(compared: Compared, max_gap: float) -> str:
+    found = compared.difference
+    if found is None:
+        return ""
+    where = (
+        f"{compared.prompt.workload}, seed {compared.seed}, T={compared.temperature:g}: token "
+        f"{found.position} is {found.drafted_token_id} with drafts, {found.plain_token_id} without"
+    )
+    if found.gap is None:
+        return f"{where}; the gap cannot be scored: {found.cause}"
+    verdict = "a tie" if compared.is_fine(max_gap) else "no tie"
+    return f"{where}; the target scores them {found.gap:.4f} apart: {verdict}"
+
+
+def _as_dict(compared: Sequence[Compared], max_gap: float) -> dict[str, Any]:
+    return {
+        "num_answers": len(compared),
+        "num_tokens": sum(each.num_tokens for each in compared),
+        "num_from_drafts": sum(each.num_accepted for each in compared),
+        "is_lossless": all(each.is_fine(max_gap) for each in compared),
+        "differences": [
+            {
+                "workload": each.prompt.workload,
+                "seed": each.seed,
+                "temperature": each.temperature,
+                **asdict(each.difference),
+            }
+            for each in compared
+            if each.difference is not None
+        ],
+    }

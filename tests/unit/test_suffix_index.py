@@ -1,0 +1,88 @@
+"""The index grows without losing anything, and stays small."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draft_service.suffix_index import SuffixIndex
+from tests.doubles.suffix_contexts import count_of, followers_of
+
+pytestmark = pytest.mark.timeout(300)  # the first test may compile
+
+
+def text_like(num_tokens: int) -> list[int]:
+    """Return random tokens, few of which make up most of the text, as in real ones."""
+    drawn = np.random.default_rng(5).pareto(0.6, num_tokens) + 1
+    return [int(token_id) for token_id in np.minimum(drawn, 5_000)]
+
+
+def test_an_index_is_empty_at_first() -> None:
+    index = SuffixIndex()
+
+    assert len(index) == 0
+    assert count_of(index, [1]) == 0
+    assert followers_of(index, [1]) == []
+
+
+def test_growing_keeps_all_contexts() -> None:
+    """The arrays and the hash table are made anew many times on the way."""
+    text = text_like(20_000)
+    grown, at_once = SuffixIndex(), SuffixIndex(expected_tokens=len(text))
+    for start in range(0, len(text), 7):
+        grown.extend(text[start : start + 7])
+    at_once.extend(text)
+
+    for start in range(0, len(text) - 4, 97):
+        for length in (1, 2, 4):
+            context = text[start : start + length]
+            assert count_of(grown, context) == count_of(at_once, context) > 0
+            assert followers_of(grown, context) == followers_of(at_once, context)
+
+
+def test_one_token_that_follows_thousands_of_contexts_at_once_has_room() -> None:
+    """Every suffix of the repetition gets a second follower with the last token."""
+    index = SuffixIndex()
+
+    index.extend([7] * 5_000)
+    index.extend([8])
+
+    assert followers_of(index, [7] * 4_000) == [8, 7] or followers_of(index, [7] * 4_000) == [7, 8]
+    assert count_of(index, [7, 8]) == 1
+
+
+def test_the_follower_used_last_comes_first_in_the_end() -> None:
+    index = SuffixIndex()
+
+    index.extend([1, 5, 1, 6] + [1, 7] * 8)
+
+    assert followers_of(index, [1])[0] == 7
+
+
+def test_tokens_can_be_read_again() -> None:
+    index = SuffixIndex()
+    index.extend([4, 5])
+    index.separate()
+    index.extend([6, 2**31 - 1])
+
+    assert index.tokens(3).tolist() == [6, 2**31 - 1]
+    assert count_of(index, [6, 2**31 - 1]) == 1
+
+
+@pytest.mark.parametrize("num_tokens", [30_000, 100_000])
+def test_a_token_takes_less_than_a_hundred_bytes(num_tokens: int) -> None:
+    index = SuffixIndex()
+
+    index.extend(text_like(num_tokens))
+
+    assert index.num_bytes < 100 * num_tokens
+
+
+def test_the_worst_text_is_bounded_too() -> None:
+    """Two states and three edges per token are the most that an automaton needs."""
+    index = SuffixIndex()
+    text = [token_id for length in range(1, 200) for token_id in [*range(length), 500 + length]]
+
+    index.extend(text)
+
+    assert index.num_bytes < 190 * len(text)

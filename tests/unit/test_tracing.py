@@ -1,0 +1,108 @@
+"""Tracing is off unless asked for, and trace contexts are what W3C says or nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from paceline.client_tracing import traced_call
+from paceline.errors import ConfigurationError, Unavailable
+from paceline.tracing import log_fields, open_tracer, trace_id_of, traceparent_in, valid_traceparent
+
+CONTEXT = f"00-{'0a' * 16}-{'0b' * 8}-01"
+
+
+def test_services_and_client_never_import_opentelemetry_when_tracing_is_off() -> None:
+    code = (
+        "import sys\n"
+        "import draft_service.server, gateway.server, paceline, verify_service.server\n"
+        "from paceline.client_tracing import traced_call\n"
+        "from paceline.tracing import open_tracer\n"
+        "assert open_tracer('gateway', '', 1.0) is None\n"
+        "with traced_call('Generate', ()) as metadata:\n"
+        "    assert metadata == ()\n"
+        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))\n"
+    )
+
+    outcome = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)  # noqa: S603 own code
+
+    assert (outcome.returncode, outcome.stderr) == (0, b"")
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "paceline.otlp_tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+
+    with pytest.raises(ConfigurationError, match=r"otlp_endpoint .*install paceline\[telemetry\]"):
+        open_tracer("gateway", "http://127.0.0.1:4317", 1.0)
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4317", "http://", "grpc://a:1", "http://a b:1"])
+def test_an_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match="setting otlp_endpoint"):
+        open_tracer("gateway", endpoint, 1.0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        CONTEXT.upper(),
+        CONTEXT[:-1],
+        CONTEXT + "-01",
+        "ff" + CONTEXT[2:],
+        f"00-{'0' * 32}-{'0b' * 8}-01",
+        f"00-{'0a' * 16}-{'0' * 16}-01",
+        b"00",
+        None,
+    ],
+)
+def test_what_is_no_trace_context_counts_as_none(value: object) -> None:
+    assert valid_traceparent(value) == ""
+
+
+def test_a_trace_context_is_found_and_names_its_trace() -> None:
+    assert traceparent_in((("a", "b"), ("traceparent", CONTEXT))) == CONTEXT
+    assert traceparent_in(None) == ""
+    assert trace_id_of(CONTEXT) == "0a" * 16
+    assert log_fields("mine", CONTEXT) == {"request_id": "mine", "trace_id": "0a" * 16}
+    assert log_fields("", "") == {}
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Where the spans of an application with the SDK go."""
+    kept, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    return kept
+
+
+def test_a_call_of_a_traced_application_carries_its_trace(exporter: InMemorySpanExporter) -> None:
+    with (
+        trace.get_tracer("application").start_as_current_span("work") as work,
+        traced_call("Generate", (("authorization", "x"),)) as metadata,
+    ):
+        assert trace.get_current_span() is work
+
+    call = next(span for span in exporter.get_finished_spans() if span.name.endswith("/Generate"))
+    assert call.parent == work.get_span_context()
+    assert metadata[0] == ("authorization", "x")
+    sent = traceparent_in(metadata)
+    assert sent.startswith(f"00-{call.context.trace_id:032x}-{call.context.span_id:016x}-0")
+    assert int(sent[-2:]) & trace.TraceFlags.SAMPLED
+
+
+def test_a_failed_call_ends_its_span_with_an_error(exporter: InMemorySpanExporter) -> None:
+    with pytest.raises(Unavailable), traced_call("Generate", ()):
+        raise Unavailable("gone")
+
+    span = exporter.get_finished_spans()[0]
+    assert span.status.status_code is trace.StatusCode.ERROR
+    assert span.status.description == "Unavailable"
