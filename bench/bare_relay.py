@@ -11,26 +11,25 @@ import argparse
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+import grpc
 import grpc.aio
 
 from paceline.channels import open_link
 from paceline.serving import Server
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import verify_service_pb2 as verify
-from paceline.v1.generation_service_pb2_grpc import (
-    GenerationServiceServicer,
-    add_GenerationServiceServicer_to_server,
-)
 from paceline.v1.verify_service_pb2_grpc import VerifyServiceStub
+
+SERVICE: Final = "paceline.v1.GenerationService"
 
 StreamContext: TypeAlias = grpc.aio.ServicerContext[
     messages.StreamGenerateRequest, messages.StreamGenerateResponse
 ]
 
 
-class BareRelay(GenerationServiceServicer):
+class BareRelay:
     """Passes each step's ids on; bounded by what its one caller, the bench, asks for."""
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class BareRelay(GenerationServiceServicer):
                     if sink is not None:
                         sink.put_nowait(result)
 
-    async def StreamGenerate(  # noqa: N802 as in the proto
+    async def stream(
         self, request: messages.StreamGenerateRequest, context: StreamContext
     ) -> AsyncIterator[messages.StreamGenerateResponse]:
         """Pass on whatever the verifier says."""
@@ -75,8 +74,14 @@ class BareRelay(GenerationServiceServicer):
 
 async def serve(listen: str, upstream: str) -> None:
     """Serve until the verifier goes."""
-    relay, server = BareRelay(), Server(("paceline.v1.GenerationService",))
-    add_GenerationServiceServicer_to_server(relay, server.grpc)
+    relay, server = BareRelay(), Server((SERVICE,))
+    handler = grpc.unary_stream_rpc_method_handler(
+        relay.stream,
+        request_deserializer=messages.StreamGenerateRequest.FromString,
+        response_serializer=messages.StreamGenerateResponse.SerializeToString,
+    )
+    handlers = grpc.method_handlers_generic_handler(SERVICE, {"StreamGenerate": handler})
+    server.grpc.add_generic_rpc_handlers((handlers,))
     server.listen(listen)
     await server.start()
     await server.set_ready(True)

@@ -98,8 +98,9 @@ async def kill_line(
 
         draft = await owned("draft", "draft_service", "--drafter", POOL)
         pools = ("--pools", f"{POOL}={draft.spec.address}", "--draft-budget", "fixed")
+        room = ("--max-running", "64")
         verifiers = [
-            await owned(f"verifier-{number}", "verify_service", *model, *pools)
+            await owned(f"verifier-{number}", "verify_service", *model, *pools, *room)
             for number in range(num_verifiers)
         ]
         addresses = ",".join(verifier.spec.address for verifier in verifiers)

@@ -177,8 +177,9 @@ def replayed(
                 num_calls += 1
                 if not draft.may_grow:
                     break
-            stated += math.exp(draft.tree.log_probs[0])
-            num_right += draft.tree.token_ids[0] == text[base_len]
+            if draft.tree.num_nodes:
+                stated += math.exp(draft.tree.log_probs[0])
+                num_right += draft.tree.token_ids[0] == text[base_len]
             num_held = num_held_tokens(draft.tree, text[base_len:])
             session.commit(base_len, text[base_len : base_len + num_held + 1])
             base_len += num_held + 1

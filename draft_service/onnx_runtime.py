@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -40,7 +41,8 @@ def load_graph(path: Path, provider: Provider, num_threads: int) -> tuple[Graph,
             "install the extra draft or draft-gpu"
         ) from error
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
+    # A number of its own choice onnxruntime would pin to cores that others use as well.
+    options.intra_op_num_threads = num_threads or len(os.sched_getaffinity(0))
     options.log_severity_level = 3
     # Threads that spin between passes would take the cores that a verifier needs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

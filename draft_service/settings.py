@@ -59,7 +59,7 @@ class DraftSettings(ServiceSettings):
 
     suffix_min_probability: float = Field(default=0.02, gt=0, lt=1)
     """Nodes of ``suffix`` are left out whose whole path is less likely than this, as with
-    ``ngram``. A suffix session holds about 80 bytes per token (at worst 150) and 0.03 MB, so 1024
+    ``ngram``. A suffix session holds about 80 bytes per token (at worst 190) and 0.03 MB, so 1024
     of 8k tokens take about 0.7 GB, and the longest one 11 MB."""
 
     suffix_corpus_tokens: int = Field(default=65_536, ge=0, le=16_777_216)

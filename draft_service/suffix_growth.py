@@ -103,7 +103,7 @@ _LATEST_BONUS: Final = 1.0
 _LEAST_REMAINING: Final = 2.5
 """No shorter context speaks when less than so many times the least probability is left: it would
 give its best token about a third of that."""
-_TOKENS_PER_ODDS: Final = 0.5
+_TOKENS_PER_ODDS: Final = 0.25
 """Tokens of a context that are worth looking at, for each such multiple that is left."""
 
 Sources: TypeAlias = tuple[Memory, Memory, Memory]

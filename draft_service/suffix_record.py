@@ -50,7 +50,7 @@ MAX_CLAIMS: Final = 256
 CLAIMED_AT: Final = CLAIMS_AT + (MAX_CLAIMS + 1) * CLAIM_SIZE
 """The tokens that claims name."""
 MAX_CLAIMED: Final = 1024
-MAX_GROUP: Final = 12
+MAX_GROUP: Final = 8
 """Tokens that one claim names; there is room for one group more than claims may name."""
 
 RECORD_SIZE: Final = CLAIMED_AT + MAX_CLAIMED + MAX_GROUP

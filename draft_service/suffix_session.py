@@ -94,7 +94,7 @@ class SuffixSession:
             self._starts_predicted = False
             return
         self._append(tokens)
-        if self._corpus is not None:
+        if self._corpus is not None and self._num_turns == self._corpus.num_turns:
             self._follow(self._corpus, tokens)
 
     def propose(self, limits: DraftLimits) -> Draft:
@@ -157,7 +157,7 @@ class SuffixSession:
             done = commit_tokens(index.memory, record, shifts, tokens, done)
 
     def _join(self, corpus: Corpus) -> None:
-        """Find the latest tokens in the generations, which have changed."""
+        """Find the latest tokens in the generations; what was found in former ones is void."""
         self._contexts[:] = 0
         self._num_turns = corpus.num_turns
         start = len(self._index) - min(MAX_LENGTH, self._base_len)

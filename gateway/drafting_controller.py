@@ -44,7 +44,10 @@ class PolicyView(Protocol):
 
     address: str
     info: ModelInfo | None
-    load: VerifierLoad
+
+    @property
+    def load(self) -> VerifierLoad:
+        """How busy it is."""
 
     @property
     def num_sequences(self) -> int:
@@ -113,6 +116,7 @@ class DraftingController:
         self._by_verifier: dict[str, dict[DraftedSequence, _Tracked]] = {}
         self._num_trials = 0
         self._next_looks: dict[str, float] = {}
+        self._load_classes: dict[str, int] = {}
 
     def admit(self, verifier: PolicyView, sequence: DraftedSequence) -> DraftingChoice:
         """Return a new sequence's drafts, and keep them up to date from now on."""
@@ -141,6 +145,7 @@ class DraftingController:
         for key in [key for key in self._gates if key[0] == address]:
             del self._gates[key]
         self._next_looks.pop(address, None)
+        self._load_classes.pop(address, None)
         self.workloads.forget_verifier(address)
 
     def configure(self, limits: PolicyLimits, default_pool: str) -> None:
@@ -186,7 +191,8 @@ class DraftingController:
         if pool:
             evidence.add_step(tracked.key[1], pool, step)
         if before is not None:
-            cell = (tracked.verifier.address, tracked.verifier.load.num_running.bit_length())
+            address = tracked.verifier.address
+            cell = (address, self._load_classes.get(address, 0))
             evidence.add_seconds(cell, pool, now - before)
 
     def gates(self) -> dict[tuple[str, str], Gate]:
@@ -196,9 +202,10 @@ class DraftingController:
     def _advance_gates(self, verifier: PolicyView, *, num_new: int = 0) -> bool:
         if verifier.info is None:
             return False
-        reported = verifier.load.num_running + verifier.load.num_waiting
-        running = max(reported, verifier.num_sequences) + num_new
-        seen = Observation(self._clock(), running, verifier.load.estimated_gain)
+        load = verifier.load
+        running = max(load.num_running + load.num_waiting, verifier.num_sequences) + num_new
+        self._load_classes[verifier.address] = load.num_running.bit_length()
+        seen = Observation(self._clock(), running, load.estimated_gain)
         turned = False
         for pool in verifier.info.draft_pools:
             key = (verifier.address, pool.name)

@@ -14,10 +14,10 @@ import structlog
 
 from gateway.counters import Counters
 from gateway.generation import DraftingChoice, ModelInfo, SequenceRequest, Step, VerifierLoad
+from gateway.load_reports import LoadReports
 from gateway.outbox import Outbox
 from gateway.verifier_codec import (
     failure_from_proto,
-    load_from_proto,
     model_info_from_proto,
     step_from_proto,
 )
@@ -91,7 +91,6 @@ class VerifierLink:
     ) -> None:
         self.address = address
         self.info: ModelInfo | None = None
-        self.load = VerifierLoad()
         self.is_draining = False
         self.is_retired = False
         """The settings do not name the verifier any more."""
@@ -103,7 +102,13 @@ class VerifierLink:
         self._tls = tls
         self._numbers = itertools.count(1)
         self._outbox = Outbox()
+        self.loads = LoadReports(lambda: observer.on_load(self))
         self._sinks: dict[int, StepSink] = {}
+
+    @property
+    def load(self) -> VerifierLoad:
+        """How busy the verifier is, by its last report."""
+        return self.loads.current
 
     @property
     def is_usable(self) -> bool:
@@ -192,7 +197,7 @@ class VerifierLink:
         self._outbox = Outbox()
         call = stub.Attach(self._outbox.batches())
         self.info, self.problem, self.is_draining = info, None, False
-        self.load = VerifierLoad()
+        self.loads.reset()
         log.info("verifier_connected", verifier=self.address, model=info.model)
         self._observer.on_change(self)
         refresher = asyncio.create_task(self._refresh(stub, call))
@@ -240,8 +245,7 @@ class VerifierLink:
 
     def _receive(self, response: AttachResponse) -> None:
         if response.HasField("load"):
-            self.load = load_from_proto(response.load)
-            self._observer.on_load(self)
+            self.loads.take(response.load)
         for result in response.results:
             is_last = bool(result.finish_reason)
             sink = self._sinks.get(result.request_id)
@@ -269,6 +273,7 @@ class VerifierLink:
     def _disconnect(self, problem: PacelineError, *, was_connected: bool) -> None:
         is_news = self.problem is None or str(problem) != str(self.problem)
         self.problem = problem
+        self.loads.reset()
         if was_connected:
             self._counters.increment("verifier_links_lost", self.address)
         if isinstance(problem, Mismatch):

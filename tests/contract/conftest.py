@@ -10,11 +10,12 @@ import pytest_asyncio
 from draft_service.registry import create_drafter
 from draft_service.server import running_server
 from draft_service.settings import DraftSettings
+from tests.doubles.exported_models import exported_tiny_model
 from verify_service.server import VerifyServer, load
 from verify_service.settings import VerifySettings
 
-DRAFT_KINDS = ("ngram", pytest.param("suffix", marks=pytest.mark.timeout(300)))
-"""Drafters that need no model; the first test of some compiles."""
+DRAFT_KINDS = ("ngram", pytest.param("suffix", marks=pytest.mark.timeout(300)), "onnx")
+"""The first test of some compiles; what needs a model gets the tiny one."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -31,9 +32,18 @@ async def draft_address(request: pytest.FixtureRequest, draft_kind: str) -> Asyn
     if given:
         yield given
         return
-    settings = DraftSettings(listen="127.0.0.1:0", drafter=draft_kind)
+    settings = _draft_settings(draft_kind)
     async with running_server(settings, create_drafter(settings)) as server:
         yield server.address
+
+
+def _draft_settings(kind: str) -> DraftSettings:
+    settings = DraftSettings(listen="127.0.0.1:0", drafter=kind)
+    if kind != "onnx":
+        return settings
+    # The suite expects an answer to every session at once, so that all prompts are read in one go.
+    model = {"onnx_model": exported_tiny_model(), "onnx_threads": 1, "onnx_chunk_tokens": 65_536}
+    return settings.model_copy(update=model)
 
 
 @pytest_asyncio.fixture

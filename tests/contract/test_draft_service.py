@@ -159,7 +159,7 @@ async def test_a_closed_session_is_unknown_and_silent(draft_address: str) -> Non
         await verifier.send(closes=[1])
 
         await verifier.send(commits=[commit(1, len(PROMPT), [1])])
-        response = await verifier.receive()
+        response = await verifier.receive_unknown()
 
     assert list(response.unknown_session_ids) == [1]
     assert not response.proposals
@@ -199,7 +199,7 @@ async def test_a_commit_that_does_not_fit_makes_the_session_unknown(
         await verifier.proposal(1, len(PROMPT))
 
         await verifier.send(commits=[commit(1, base_len, token_ids)])
-        response = await verifier.receive()
+        response = await verifier.receive_unknown()
         await verifier.send(opens=[session_open(1)])
         tree = await verifier.proposal(1, len(PROMPT))
 

@@ -57,6 +57,13 @@ class PlayedVerifier:
             if any(proposal.base_len == base_len for proposal in response.proposals):
                 return response
 
+    async def receive_unknown(self) -> DraftResponse:
+        """Return the next message that reports unknown sessions, skipping trees before it."""
+        while True:
+            response = await self.receive()
+            if response.unknown_session_ids:
+                return response
+
     async def is_silent(self, seconds: float) -> bool:
         """Return whether no message comes for a while; the stream cannot be used afterwards."""
         try:

@@ -292,3 +292,24 @@ def test_prefill_that_leaves_no_rows_leaves_no_nodes() -> None:
     made = cut(np.full(4, 0.9), np.arange(1, 5), np.ones(20), 4, 16)
 
     assert made.counts.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("slope", [0.0, 1e-5, 1e-4, 1e-3, 1e-2])
+def test_many_nodes_are_cut_where_sorting_all_of_them_would(seed: int, slope: float) -> None:
+    """B075: only the best are ranked, then more while that may be too few; never another cut."""
+    rng = np.random.default_rng(seed)
+    num_sequences = int(rng.integers(1, 40))
+    offers = [np.sort(rng.random(int(rng.integers(0, 400))))[::-1] for _ in range(num_sequences)]
+    survivals = np.concatenate(offers)
+    ends = np.cumsum([offer.size for offer in offers])
+    steps = slope * rng.choice([0.0, 0.2, 1.0, 4.0], size=num_sequences + survivals.size)
+    curve = 1.0 + np.cumsum(np.concatenate(((0.0,), steps)))
+
+    made = cut(survivals, ends, curve, num_sequences)
+
+    ranked = np.sort(survivals)[::-1]
+    expected = num_sequences + np.cumsum(np.concatenate(((0.0,), ranked)))
+    goodput = expected / curve[num_sequences : num_sequences + expected.size]
+    assert made.expected_gain == pytest.approx(goodput.max() / goodput[0])
+    assert made.counts.sum() == goodput.argmax()

@@ -58,7 +58,7 @@ def test_a_drafter_that_cannot_be_imported_says_why() -> None:
 
 @pytest.mark.usefixtures("foreign_drafters")
 def test_foreign_drafters_are_among_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="known: broken, foreign, ngram"):
+    with pytest.raises(ConfigurationError, match=r"known: broken, .*foreign, ngram"):
         create_drafter(DraftSettings(drafter="oracle"))
 
 

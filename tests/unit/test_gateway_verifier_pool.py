@@ -33,7 +33,7 @@ def link(address: str, *, num_running: int = 0, model: str = "scripted") -> Veri
         times=LinkTimes(),
     )
     made.info, made.problem = model_info_from_proto(model_info(model=model)), None
-    made.load = VerifierLoad(num_running=num_running)
+    made.loads.reset(VerifierLoad(num_running=num_running))
     return made
 
 
@@ -55,9 +55,9 @@ def test_a_session_stays_on_its_verifier_until_that_is_much_busier() -> None:
     links = [link("a:1"), link("b:1"), link("c:1")]
     own = choose_link(links, "session")
     for one in links:
-        one.load = VerifierLoad(num_running=0 if one is not own else 4)
+        one.loads.reset(VerifierLoad(num_running=0 if one is not own else 4))
     still_own = choose_link(links, "session")
-    own.load = VerifierLoad(num_running=9)
+    own.loads.reset(VerifierLoad(num_running=9))
     moved = choose_link(links, "session")
 
     assert still_own is own

@@ -72,7 +72,7 @@ def test_the_longest_match_is_the_likeliest() -> None:
 
 def test_all_occurrences_count_however_many_came_since() -> None:
     """B101: nothing is left out, and the cost does not grow."""
-    often = [1, 2, 50] * 30 + [token_id for i in range(9) for token_id in (1, 2, 200 + i)]
+    often = [1, 2, 50] * 30 + [token_id for i in range(7) for token_id in (1, 2, 200 + i)]
 
     tree = session_over([*often, 9, 1, 2]).propose(LIMITS).tree
 
@@ -280,6 +280,27 @@ def test_a_session_goes_on_while_its_corpus_is_evicted() -> None:
 
     session.commit(9, PASSAGE[9:11])
     assert session.propose(LIMITS).tree == TokenTree()
+
+
+def test_commits_go_on_while_other_sessions_turn_the_generations_of_the_corpus() -> None:
+    """What was found in a generation is not looked for in the smaller one that replaces it."""
+    corpus = Corpus(max_tokens=20_000)
+    long = SuffixSession(SessionSpec([1]), WORKSPACE, corpus)
+    long.commit(1, list(range(1_000, 9_000)))
+    long.close()
+    session = SuffixSession(SessionSpec(list(range(8_000, 8_950))), WORKSPACE, corpus)
+    assert session.propose(LIMITS).tree.num_nodes > 0
+
+    for number in range(3):
+        other = SuffixSession(SessionSpec([1]), WORKSPACE, corpus)
+        other.commit(1, [*range(20_000 + number, 28_000 + number), *PASSAGE])
+        other.close()
+        session.commit(950, PASSAGE[:4])
+        session.commit(954, [8_950 + number])
+    session.commit(960, PASSAGE[:6])
+
+    assert corpus.num_turns >= 2
+    assert agreed_len(session.propose(LIMITS).tree, PASSAGE[6:]) >= 6
 
 
 def test_long_outputs_are_indexed_in_parts_and_cut_to_the_corpus() -> None:

@@ -22,11 +22,11 @@ from verify_service.engine.draft_trie import DraftTrie, TrieNode
 MIN_SURVIVAL = 0.01
 """Nodes less likely than this are never worth the look."""
 
-_FIRST_LOOK, _LOOK_GROWTH = 768, 4
+_FIRST_LOOK, _LOOK_GROWTH = 640, 4
 """So many of the best nodes are ranked first, and so many times more while that is too few."""
-
-_COUNTS = np.arange(1.0, 1 << 16)
-"""1, 2, ... as far as steps are usually offered nodes."""
+_SAMPLED = 13
+"""One survival of so many is in the sample; offers of 16 must not be met at the same place."""
+_COUNTS = np.arange(1.0, (1 << 15) + 1)
 
 EMPTY = TokenTree()
 
@@ -100,7 +100,8 @@ def cut(
         dearer = curve[num_fixed_rows + num_prefill_rows :][: expected.size]
         worth = expected[: dearer.size] - goodput[count] * dearer
         count = int(worth.argmax()) if worth.size else 0
-    counts = np.searchsorted(_first_best(survivals, look.ranked, count), ends)
+    kept = look.places[_first_best(survivals[look.places], look.ranked, count)]
+    counts = np.searchsorted(kept, ends)
     counts[1:] -= counts[:-1].copy()
     return Cut(
         counts,
@@ -112,6 +113,8 @@ def cut(
 class _Look(NamedTuple):
     """The best nodes, as many as can matter, and what each number of them brings."""
 
+    places: NDArray[np.int64]
+    """Where they stand among all, ascending."""
     ranked: NDArray[np.float64]
     expected: NDArray[np.float64]
     goodput: NDArray[np.float64]
@@ -119,36 +122,42 @@ class _Look(NamedTuple):
 
 def _look(survivals: NDArray[np.float64], costs: NDArray[np.float64], num_roots: int) -> _Look:
     """Rank the best nodes only: most nodes cannot be part of the best cut, and sorting is dear."""
-    most = costs.size - 1
-    size = min(_FIRST_LOOK, most)
+    most, wanted = costs.size - 1, _FIRST_LOOK
     while True:
-        ranked = _largest(survivals, size)
-        expected = np.empty(size + 1)
+        places = _promising(survivals, wanted)
+        ranked = np.sort(survivals[places])[::-1][:most]
+        expected = np.empty(ranked.size + 1)
         expected[0] = 0.0
         np.cumsum(ranked, out=expected[1:])
         expected += num_roots
-        goodput = expected / costs[: size + 1]
-        if size == most or not _may_rise(expected[-1], ranked[-1], goodput.max(), costs, size):
-            return _Look(ranked, expected, goodput)
-        size = min(_LOOK_GROWTH * size, most)
+        goodput = expected / costs[: expected.size]
+        is_all = ranked.size == most or places.size == survivals.size
+        if is_all or not _may_rise(expected[-1], ranked[-1], goodput.max(), costs, ranked.size):
+            return _Look(places, ranked, expected, goodput)
+        wanted *= _LOOK_GROWTH
+
+
+def _promising(survivals: NDArray[np.float64], wanted: int) -> NDArray[np.int64]:
+    """Return the places of about ``wanted`` best values: of all above one of a sample."""
+    if survivals.size <= 2 * wanted:
+        return np.arange(survivals.size)
+    sample = np.sort(survivals[::_SAMPLED])
+    rank = 1 + wanted * sample.size // survivals.size
+    return np.flatnonzero(survivals >= sample[-rank])
 
 
 def _may_rise(
     expected: float, survival: float, goodput: float, costs: NDArray[np.float64], size: int
 ) -> bool:
-    """Return whether nodes that survive no better than the last one might raise goodput."""
-    num_beyond = costs.size - size - 1
-    counts = _COUNTS if num_beyond <= _COUNTS.size else np.arange(1.0, num_beyond + 1)
-    beyond = counts[:num_beyond] * survival
-    beyond += expected
-    beyond -= goodput * costs[size + 1 :]
-    return bool(beyond.max() > 0)
+    """Return whether nodes that survive no better than the last one could raise goodput."""
+    beyond = costs[size + 1 :]
+    left = goodput * beyond
+    left -= survival * _counts(beyond.size)
+    return bool(left.min(initial=np.inf) < expected)
 
 
-def _largest(values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    if size < values.size:
-        values = np.partition(values, values.size - size)[values.size - size :]
-    return np.sort(values)[::-1]
+def _counts(size: int) -> NDArray[np.float64]:
+    return _COUNTS[:size] if size <= _COUNTS.size else np.arange(1.0, size + 1)
 
 
 def _first_best(

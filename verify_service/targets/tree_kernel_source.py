@@ -34,6 +34,18 @@ def sight_of(  # type: ignore[no-untyped-def]  # as above
     return is_seen
 
 
+@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+def keys_of(  # type: ignore[no-untyped-def]  # as above
+    split, context, num_keys, WINDOW: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr
+):
+    """Return the first key of a share and the one behind its last."""
+    # No row stands before the end of the context, so none sees further back than this.
+    oldest = tl.maximum(context - WINDOW + 1, 0) if WINDOW > 0 else 0
+    share = tl.cdiv(tl.cdiv(num_keys - oldest, SPLITS), KEYS) * KEYS
+    start = oldest + split * share
+    return start, tl.minimum(start + share, num_keys)
+
+
 @triton.jit
 def capped(scores, softcap):  # type: ignore[no-untyped-def]  # as above
     """Return ``softcap * tanh(scores / softcap)``; not every backend has tanh."""
@@ -67,11 +79,7 @@ def attend_partially(  # type: ignore[no-untyped-def]  # noqa: PLR0915 a kernel 
     query_position = tl.load(positions + batch_row, mask=is_row, other=0)
 
     num_keys = context + first + num_rows
-    # No row stands before the end of the context, so none sees further back than this.
-    oldest = tl.maximum(context - WINDOW + 1, 0) if WINDOW > 0 else 0
-    share = tl.cdiv(tl.cdiv(num_keys - oldest, SPLITS), KEYS) * KEYS
-    start = oldest + split * share
-    stop = tl.minimum(start + share, num_keys)
+    start, stop = keys_of(split, context, num_keys, WINDOW, SPLITS, KEYS)
     maximum = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, DIM], tl.float32)
