@@ -35,7 +35,7 @@ class Damage:
     added_seconds: list[float] = field(default_factory=list)
     """Per kill and stream: its longest pause after the kill less its longest before."""
     lost_steps: list[float] = field(default_factory=list)
-    """Per kill: mean steps per sequence without drafts although the pool was back."""
+    """Per kill: mean steps of a sequence from the pool's return to its first verified draft."""
 
     def add_streams(self, streams: Sequence[Stream]) -> None:
         """Sum the streams up."""
@@ -98,23 +98,20 @@ async def kill_draft_service(
         ):
             for number in range(num_kills):
                 await asyncio.sleep(watched_seconds + dice.uniform(*RANDOM_PAUSE_SECONDS))
-                before = watch.empty_share()
                 at = await kill(line.draft)
                 await asyncio.sleep(watched_seconds)
                 _note_pauses(damage, streams, at, watched_seconds)
-                damage.lost_steps.append(await _steps_lost_on_return(line, client, watch, before))
+                damage.lost_steps.append(await _steps_lost_on_return(line, client, watch))
                 say(f"draft kill {number + 1}: lost steps {damage.lost_steps[-1]:.2f}")
         damage.add_streams(streams)
     return damage
 
 
-async def _steps_lost_on_return(
-    line: KillLine, client: AsyncClient, watch: StepWatch, usual_share: float
-) -> float:
+async def _steps_lost_on_return(line: KillLine, client: AsyncClient, watch: StepWatch) -> float:
     await watch.until_unreachable()
     await restarted(line.draft)
     await line.until_whole(client)
-    return await watch.lost_steps(usual_share)
+    return await watch.lost_steps()
 
 
 def _note_pauses(damage: Damage, streams: Sequence[Stream], at: float, seconds: float) -> None:

@@ -14,28 +14,25 @@ from paceline.v1 import verify_service_pb2 as messages
 from paceline.v1.verify_service_pb2_grpc import VerifyServiceStub
 
 NUM_SEQUENCES: Final = 4
-MAX_STEPS_SEEN: Final = 100_000
-STEPS_COMPARED: Final = 40
-"""Per sequence, after the pool is back."""
 PATIENCE_SECONDS: Final = 60.0
 
 
 class StepWatch:
     """
-    Keeps a few drafting sequences running and remembers their steps.
+    Keeps a few drafting sequences running and looks at each of their steps.
 
-    A step counts as lost when it verified nothing although the verifier could use the pool.
+    A step counts as lost when it verified nothing although the verifier could use the pool again.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._prompt = prompt
         self._next_id = 1
         self._outgoing: asyncio.Queue[messages.AttachRequest] = asyncio.Queue()
-        self._steps: list[tuple[int, int]] = []
-        """(drafted, fallback) of each step, of all sequences in turn."""
-        self._is_unreachable = False
-        self._back_at = 0
-        """Index of the first step with the pool after it was gone."""
+        self._without_pool: set[int] = set()
+        """Sequences whose last step found the pool gone."""
+        self._waiting: dict[int, int] = {}
+        """Steps of each since the pool is back, while none of them has verified a draft."""
+        self._lost: list[int] = []
 
     def start(self) -> None:
         """Run one more sequence."""
@@ -55,43 +52,43 @@ class StepWatch:
             yield await self._outgoing.get()
 
     def take(self, response: messages.AttachResponse) -> None:
-        """Remember the steps of a message; a sequence that ends is followed by another."""
+        """Look at the steps of a message; a sequence that ends is followed by another."""
         for result in response.results:
+            if not result.is_prefill and result.token_ids:
+                self._look_at(result)
             if result.finish_reason:
+                self._without_pool.discard(result.request_id)
+                self._waiting.pop(result.request_id, None)
                 self.start()
-            if result.is_prefill or not result.token_ids:
-                continue
-            is_gone = result.fallback == types_pb2.DRAFT_FALLBACK_UNREACHABLE
-            if self._is_unreachable and not is_gone:
-                self._back_at = len(self._steps)
-            self._is_unreachable = is_gone
-            self._steps.append((result.num_drafted, result.fallback))
-            del self._steps[: max(0, len(self._steps) - MAX_STEPS_SEEN)]
-
-    def empty_share(self) -> float:
-        """Return the share of the last steps in which the drafter had nothing to say."""
-        recent = self._steps[-STEPS_COMPARED * NUM_SEQUENCES :]
-        return _empty(recent) / max(len(recent), 1)
 
     async def until_unreachable(self) -> None:
-        """Wait until the verifier runs without the pool."""
+        """Wait until every sequence runs without the pool."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not self._is_unreachable:  # noqa: ASYNC110 - set by the reader
+            while len(self._without_pool) < NUM_SEQUENCES:  # noqa: ASYNC110 - set by the reader
                 await asyncio.sleep(0.01)
 
-    async def lost_steps(self, usual_share: float) -> float:
-        """Return lost steps per sequence since the pool is back, beyond what is usual."""
-        wanted = STEPS_COMPARED * NUM_SEQUENCES
+    async def lost_steps(self) -> float:
+        """Return the mean of lost steps once all sequences that lost the pool draft again."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while self._is_unreachable or len(self._steps) < self._back_at + wanted:  # noqa: ASYNC110
+            while self._without_pool or self._waiting or not self._lost:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        after = self._steps[self._back_at : self._back_at + wanted]
-        return max(0.0, (_empty(after) - usual_share * len(after)) / NUM_SEQUENCES)
+        lost, self._lost = self._lost, []
+        return sum(lost) / len(lost)
 
-
-def _empty(steps: Sequence[tuple[int, int]]) -> int:
-    gone = types_pb2.DRAFT_FALLBACK_UNREACHABLE
-    return sum(not drafted and fallback != gone for drafted, fallback in steps)
+    def _look_at(self, result: messages.StepResult) -> None:
+        number = result.request_id
+        if result.fallback == types_pb2.DRAFT_FALLBACK_UNREACHABLE:
+            self._without_pool.add(number)
+            return
+        if number in self._without_pool:
+            self._without_pool.remove(number)
+            self._waiting[number] = 0
+        if number not in self._waiting:
+            return
+        if result.num_drafted:
+            self._lost.append(self._waiting.pop(number))
+        else:
+            self._waiting[number] += 1
 
 
 @asynccontextmanager

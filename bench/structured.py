@@ -31,7 +31,8 @@ from verify_service.grammar import GrammarCompiler
 NUM_CONSTRAINTS: Final = 200
 BATCH: Final = 8
 SEED: Final = 7
-MAX_TOKENS: Final = 700
+MAX_TOKENS: Final = 1900
+"""Room for a model that puts all the white space allowed between the tokens of its JSON."""
 PROMPT: Final = (1, 300, 301, 302)
 TEMPERATURES: Final = (0.0, 0.8, 1.2)
 
@@ -138,7 +139,7 @@ async def measure() -> list[Bar]:
             3,
             f"{told}: mean acceptance length by forced spans alone, over that of plain decoding",
             made.forced_length / made.plain_length,
-            1.1,
+            1.05,
         ),
     ]
 
