@@ -5,7 +5,7 @@ import torch
 
 from verify_service.targets.exact_activations import ExactGeluTanh, ExactSilu, exact_activation
 from verify_service.targets.packed_linear import (
-    PackedLinear,
+    AnyLinear,
     Packing,
     PaddedLinear,
     exact_linear,
@@ -13,7 +13,7 @@ from verify_service.targets.packed_linear import (
 )
 
 
-def layer(packing: Packing) -> PackedLinear | PaddedLinear:
+def layer(packing: Packing) -> AnyLinear:
     torch.manual_seed(1)
     return exact_linear((torch.randn(96, 200) * 0.1).half(), torch.randn(96), packing)
 
