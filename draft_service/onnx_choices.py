@@ -19,7 +19,7 @@ from paceline.noise import gumbel_noise
 NUM_RIVALS = 16
 """Tokens whose scores are compared; those further down share what is left."""
 
-_PRIOR_SHARPNESS = {False: 2.5, True: 1.6}
+_PRIOR_SHARPNESS = {False: 3.5, True: 2.5}
 """By whether there is noise. Measured with a 4-bit copy of a target (bench/onnx_drafter.py): a
 draft model's probabilities say how often a token is drawn, and its best choice is the target's
 best one far more often than that."""
