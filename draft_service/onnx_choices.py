@@ -20,9 +20,9 @@ NUM_RIVALS = 16
 """Tokens whose scores are compared; those further down share what is left."""
 
 _PRIOR_SHARPNESS = {False: 3.5, True: 2.5}
-"""By whether there is noise. Measured with a 4-bit copy of a target (bench/onnx_drafter.py): a
-draft model's probabilities say how often a token is drawn, and its best choice is the target's
-best one far more often than that."""
+"""By whether there is noise. A start only, each session learns its own: a draft model's
+probabilities say how often a token is drawn, and its best choice is the target's best one far more
+often than that."""
 
 _PRIOR_OUTSIDE = 0.06
 _LEARNING_RATE = 0.06

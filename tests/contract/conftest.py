@@ -14,7 +14,13 @@ from tests.doubles.exported_models import exported_tiny_model
 from verify_service.server import VerifyServer, load
 from verify_service.settings import VerifySettings
 
-DRAFT_KINDS = ("ngram", pytest.param("suffix", marks=pytest.mark.timeout(300)), "onnx")
+COMPILES = pytest.mark.timeout(300)
+DRAFT_KINDS = (
+    "ngram",
+    pytest.param("suffix", marks=COMPILES),
+    "onnx",
+    pytest.param("composite", marks=COMPILES),
+)
 """The first test of some compiles; what needs a model gets the tiny one."""
 
 
@@ -39,7 +45,7 @@ async def draft_address(request: pytest.FixtureRequest, draft_kind: str) -> Asyn
 
 def _draft_settings(kind: str) -> DraftSettings:
     settings = DraftSettings(listen="127.0.0.1:0", drafter=kind)
-    if kind != "onnx":
+    if kind not in {"onnx", "composite"}:
         return settings
     # The suite expects an answer to every session at once, so that all prompts are read in one go.
     model = {"onnx_model": exported_tiny_model(), "onnx_threads": 1, "onnx_chunk_tokens": 65_536}
