@@ -48,6 +48,7 @@ class CompositeSession:
     def __init__(self, spec: SessionSpec, drafter: CompositeDrafter) -> None:
         self._drafter = drafter
         self._spec: SessionSpec | None = spec
+        self._has_begun = False
         self.tenant = spec.tenant
         self._commits: deque[tuple[int, Sequence[int], bytes]] = deque()
         self._members: list[DraftSession] = []
@@ -68,11 +69,14 @@ class CompositeSession:
         return self._drafter.propose_batch([DraftJob(self, limits)])[0]
 
     def close(self) -> None:
-        """Let the drafter free what the members hold, at its next batch."""
-        self._drafter.close_later(self)
+        """Let the drafter free what the members hold, at its next batch, if there is anything."""
+        # Without a batch the drafter would keep the text of every session closed at once.
+        if self._has_begun:
+            self._drafter.close_later(self)
 
     def catch_up(self, members: Sequence[Drafter]) -> bool:
         """Tell the members what came since the last batch; return whether anything did."""
+        self._has_begun = True
         is_new = self._spec is not None
         if self._spec is not None:
             self._members = [member.open(self._spec) for member in members]

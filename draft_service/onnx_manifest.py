@@ -102,12 +102,22 @@ def read_manifest(path: Path) -> DraftManifest:
         version = content["format_version"]
         if version == FORMAT_VERSION:
             content["files"] = {name: FileRecord(**each) for name, each in content["files"].items()}
-            return DraftManifest(**content)
+            return _checked(DraftManifest(**content))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{path / MANIFEST} cannot be read; {_REMEDY}") from error
     raise ConfigurationError(
         f"{path} has format version {version}, this drafter reads {FORMAT_VERSION}; {_REMEDY}"
     )
+
+
+def _checked(manifest: DraftManifest) -> DraftManifest:
+    """Return a manifest whose counts are counts and that vouches for what is read."""
+    for count in (manifest.num_token_ids, manifest.num_embeddings, manifest.num_head_tokens):
+        if type(count) is not int or count < 1:
+            raise ValueError(f"{count!r} is no count")
+    if not {GRAPH, VOCABULARY} <= manifest.files.keys():
+        raise ValueError("a file has no hash")
+    return manifest
 
 
 def write_manifest(path: Path, manifest: DraftManifest) -> None:
@@ -162,5 +172,15 @@ def _own_folder(path: Path) -> OnnxModelFolder:
         tokenizer_fingerprint=manifest.tokenizer_fingerprint,
         num_token_ids=manifest.num_token_ids,
         num_embeddings=manifest.num_embeddings,
-        head_token_ids=np.load(path / VOCABULARY).astype(np.int64),
+        head_token_ids=_read_vocabulary(path / VOCABULARY),
     )
+
+
+def _read_vocabulary(file: Path) -> npt.NDArray[np.int64]:
+    try:
+        token_ids: npt.NDArray[np.int64] = np.load(file).astype(np.int64)
+    except (OSError, ValueError, EOFError, AttributeError) as error:
+        raise ConfigurationError(
+            f"setting onnx_model: {file} is no list of token ids; {_REMEDY}"
+        ) from error
+    return token_ids

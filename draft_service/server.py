@@ -20,7 +20,8 @@ from draft_service.settings import DraftSettings
 from paceline.admin import AdminServer
 from paceline.metrics import service_registry
 from paceline.serving import Server, termination_signal
-from paceline.tracing import open_tracer
+from paceline.tracing import check_tracing, open_tracer
+from paceline.unreadable import ReadableCalls
 from paceline.v1 import draft_service_pb2
 from paceline.v1.draft_service_pb2_grpc import add_DraftServiceServicer_to_server
 
@@ -67,7 +68,9 @@ async def running_server(settings: DraftSettings, drafter: Drafter) -> AsyncIter
     servicer = DraftServicer(
         capabilities_to_proto(name, _version(), drafter.info, limits), table, proposer, tracer
     )
-    server = Server([SERVICE_NAME], with_reflection=settings.reflection)
+    server = Server(
+        [SERVICE_NAME], with_reflection=settings.reflection, interceptors=(ReadableCalls(),)
+    )
     add_DraftServiceServicer_to_server(servicer, server.grpc)
     port = server.listen(settings.listen, settings.server_tls)
     await server.start()
@@ -91,6 +94,7 @@ async def running_server(settings: DraftSettings, drafter: Drafter) -> AsyncIter
 
 async def serve(settings: DraftSettings) -> None:
     """Serve until a signal comes, then drain."""
+    check_tracing(settings.otlp_endpoint)
     async with (
         termination_signal() as terminated,
         running_server(settings, create_drafter(settings)) as server,

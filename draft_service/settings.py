@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from paceline.settings import ServiceSettings
+from paceline.settings import Names, ServiceSettings
 
 
 class DraftSettings(ServiceSettings):
@@ -108,7 +108,7 @@ class DraftSettings(ServiceSettings):
     """Tokens in memory at once, of all sessions; the longest unused session gives way and is read
     again when it is back. Gemma 3 270M takes 36 kB per token, so that these take 1.2 GB."""
 
-    composite_members: list[str] = Field(default=["suffix", "onnx"], min_length=1, max_length=8)
+    composite_members: Names = Field(default=("suffix", "onnx"), min_length=1, max_length=8)
     """Drafters that ``composite`` combines, by their names in the registry. A matcher answers at
     once, a model adds to it while the target verifies."""
 
@@ -125,7 +125,7 @@ class DraftSettings(ServiceSettings):
 
     @field_validator("composite_members")
     @classmethod
-    def _has_distinct_members(cls, value: list[str]) -> list[str]:
+    def _has_distinct_members(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if "composite" in value:
             raise ValueError("a composite cannot be its own member")
         if len(set(value)) < len(value):

@@ -10,7 +10,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.credentials import CredentialFiles
 from gateway.token_verifier import TokenRules
-from paceline.settings import LinkSettings
+from paceline.settings import LinkSettings, split_names
 
 _ADDRESS = r"^(dns:)?[^\s:/]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$"
 
@@ -127,8 +127,5 @@ class GatewaySettings(LinkSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         """Take a comma-separated text, as flags and environment give it, or a file's list."""
-        parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple):
-            return value
-        addresses = (str(part).strip() for part in parts)
-        return tuple(dict.fromkeys(address for address in addresses if address))
+        addresses = split_names(value)
+        return tuple(dict.fromkeys(addresses)) if isinstance(addresses, tuple) else addresses

@@ -11,13 +11,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Annotated, Any, NoReturn, Self, TypeAlias, TypeVar
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -30,6 +31,18 @@ from paceline.tls import DialTls, ServerTls
 USAGE_EXIT_CODE = 2
 
 SettingsT = TypeVar("SettingsT", bound="ServiceSettings")
+
+
+def split_names(value: object) -> object:
+    """Take a comma-separated text, as flags and environment give it, or a file's list."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        return value
+    return tuple(name for part in parts if (name := str(part).strip()))
+
+
+Names: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_names)]
+"""Several names; on the command line the flag is repeated or they are separated with commas."""
 
 
 class ServiceSettings(BaseSettings):

@@ -89,20 +89,33 @@ def open_tracer(service: str, endpoint: str, ratio: float) -> Tracer | None:
     """
     if not endpoint:
         return None
+    check_tracing(endpoint)
+    from paceline.otlp_tracing import OtlpTracer
+
+    return OtlpTracer(service, endpoint, ratio)
+
+
+def check_tracing(endpoint: str) -> None:
+    """
+    Raise ``ConfigurationError`` if ``open_tracer`` could not send to an endpoint; empty: none.
+
+    For services that take long to start: it opens nothing.
+    """
+    if not endpoint:
+        return
     if not re.fullmatch(r"https?://[^\s/]+/?", endpoint):
         raise ConfigurationError(
             f"setting otlp_endpoint: {endpoint!r} is no endpoint; give the gRPC port of an OTLP "
             "collector as http://HOST:4317, or with https:// for TLS"
         )
     try:
-        from paceline.otlp_tracing import OtlpTracer
+        import paceline.otlp_tracing  # noqa: F401
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("opentelemetry"):
             raise
         raise ConfigurationError(
             "setting otlp_endpoint needs OpenTelemetry; install paceline[telemetry] or unset it"
         ) from None
-    return OtlpTracer(service, endpoint, ratio)
 
 
 def valid_traceparent(value: object) -> str:

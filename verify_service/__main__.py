@@ -9,6 +9,7 @@ import sys
 from paceline.errors import ConfigurationError
 from paceline.logs import configure_logging
 from paceline.settings import exit_with_usage_error, load_settings
+from paceline.tracing import check_tracing
 from verify_service.settings import VerifySettings
 
 PROGRAM = "verify_service"
@@ -23,6 +24,7 @@ def main() -> None:
     try:
         settings = load_settings(VerifySettings, PROGRAM)
         configure_logging(PROGRAM, settings.log_level, settings.log_format)
+        check_tracing(settings.otlp_endpoint)
         # Read when torch loads: threads that spin between operations starve on busy cores.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # Loading torch takes seconds; wrong settings are told before.

@@ -16,6 +16,7 @@ from paceline.routing import follow_routing
 from paceline.serving import Server, termination_signal
 from paceline.tls import channel_credentials
 from paceline.tracing import open_tracer
+from paceline.unreadable import ReadableCalls
 from paceline.v1 import verify_service_pb2, verify_service_pb2_grpc
 from verify_service.changing_pools import ChangingPools
 from verify_service.cost_state import cost_state
@@ -141,7 +142,9 @@ class VerifyServer:
         )
         self.tracer = open_tracer("verifier", settings.otlp_endpoint, settings.trace_ratio)
         self.router = StepRouter(self._send, self.links, SequenceTraces(self.tracer))
-        self.server = Server([SERVICE_NAME], with_reflection=settings.reflection)
+        self.server = Server(
+            [SERVICE_NAME], with_reflection=settings.reflection, interceptors=(ReadableCalls(),)
+        )
         self._admin = AdminServer(registry, lambda: self.server.is_ready)
         servicer = VerifyServicer(
             self.router,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator
-from pydantic_settings import NoDecode, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
-from paceline.settings import LinkSettings
+from paceline.settings import LinkSettings, Names
 
 
 class VerifySettings(LinkSettings):
@@ -48,7 +48,7 @@ class VerifySettings(LinkSettings):
     pools: dict[str, str] = Field(default_factory=dict)
     """Draft pools, ``NAME=HOST:PORT``; requests name the pool that drafts for them."""
 
-    trusted_pools: Annotated[tuple[str, ...], NoDecode] = ()
+    trusted_pools: Names = ()
     """Pools whose stated draft distributions are believed under the rule REJECTION; repeat the flag
     or separate with commas. By default none: one that misstates them would bias the output."""
 
@@ -85,12 +85,3 @@ class VerifySettings(LinkSettings):
 
     prefix_caching: bool = True
     """Reuse the KV of known prompt prefixes (per tenant)."""
-
-    @field_validator("trusted_pools", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        """Take a comma-separated text, as flags and environment give it, or a file's list."""
-        parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, list | tuple):
-            return value
-        return tuple(name for part in parts if (name := str(part).strip()))

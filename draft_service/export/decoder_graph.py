@@ -24,6 +24,7 @@ from draft_service.export.linear_weights import LinearWeights
 from draft_service.export.rotary import Rotary
 from draft_service.export.source_weights import Matrix, SourceWeights
 from draft_service.onnx_signature import SLIDING_WINDOW
+from paceline.errors import ConfigurationError
 
 _UNSEEN = -1e9
 """Added to scores of what a row does not see. Finite: padding rows see nothing."""
@@ -71,7 +72,7 @@ class _DecoderWriter:
         graph, shape = self._graph, self._shape
         token_ids = graph.input("input_ids", "int64", ["batch", "rows"])
         positions = graph.input("position_ids", "int64", ["batch", "rows"])
-        embeddings = self._source.get("model.embed_tokens.weight")
+        embeddings = self._embeddings()
         hidden = self._plan.weights.look_up(graph, token_ids, embeddings)
         if shape.embedding_scale != 1.0:
             hidden = graph.node("Mul", hidden, self._scalar(shape.embedding_scale))
@@ -81,6 +82,16 @@ class _DecoderWriter:
             hidden = self._layer(number, layer, hidden, inputs, past[number])
         self._logits(hidden, embeddings)
         graph.write(path, {SLIDING_WINDOW: str(shape.window)} if shape.window else {})
+
+    def _embeddings(self) -> Matrix:
+        embeddings = self._source.get("model.embed_tokens.weight")
+        stated = (self._shape.num_embeddings, self._shape.hidden_size)
+        if embeddings.shape != stated:
+            raise ConfigurationError(
+                f"the embedding is {list(embeddings.shape)} and config.json states "
+                f"{list(stated)} (vocab_size, hidden_size); use a complete copy of the model"
+            )
+        return embeddings
 
     def _past_input(self, layer: int) -> tuple[str, str]:
         dims: list[Dimension] = ["batch", self._shape.num_kv_heads, "slots", self._shape.head_dim]

@@ -20,6 +20,9 @@ _ACTIVATIONS: dict[str, Activation] = {
 _GEMMA3 = ("gemma3_text", "gemma3")
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", *_GEMMA3)
 
+_MAX_LAYERS = 1024
+"""Several times what any model has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -127,7 +130,7 @@ def _layers(config: _Config, head_dim: int) -> tuple[Layer, ...]:
 
 def _layer_kinds(config: _Config) -> tuple[str, ...]:
     """Return the attention of each layer: as stated, else by the family's older fields."""
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.integer("num_hidden_layers", _MAX_LAYERS)
     stated = config.values.get("layer_types")
     if isinstance(stated, list | tuple) and len(stated) == num_layers:
         return tuple(str(kind) for kind in stated)
@@ -159,8 +162,13 @@ class _Config:
     def values(self) -> Mapping[str, object]:
         return self.folder.config
 
-    def integer(self, key: str) -> int:
+    def integer(self, key: str, most: int = 2**31 - 1) -> int:
         value = self.optional_integer(key)
+        if value is not None and not 1 <= value <= most:
+            raise ConfigurationError(
+                f"{self.folder.path / 'config.json'} states {key} as {value}; "
+                "restore it from the model's source"
+            )
         if value is None:
             raise ConfigurationError(
                 f"{self.folder.path / 'config.json'} states no {key}; add it to the file"

@@ -27,6 +27,7 @@ from draft_service.export.sample_text import SAMPLE_TEXT
 from draft_service.export.source_weights import SourceWeights
 from draft_service.onnx_manifest import (
     GRAPH,
+    MANIFEST,
     VOCABULARY,
     DraftManifest,
     count_token_ids,
@@ -92,6 +93,7 @@ def export_model(source: Path, folder: Path, options: ExportOptions, progress: P
         weights=options.weights,
         options_digest=options.digest,
     )
+    _check_replaceable(folder)
     if _is_done(folder, manifest):
         progress(f"{folder} is up to date")
         return folder
@@ -161,6 +163,22 @@ def _source_tokens(building: Path, work: _Work, token_ids: Sequence[int]) -> npt
 def _source_digest(source: Path, weights: SourceWeights) -> str:
     config = (source / "config.json").read_bytes()
     return hashlib.sha256(config + weights.digest.encode()).hexdigest()
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise ``ConfigurationError`` for a place that holds anything but a former export."""
+    try:
+        is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        if folder.name and (is_free or (folder / MANIFEST).is_file()):
+            return
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write {folder}: {error.strerror or error}; choose another --output"
+        ) from error
+    raise ConfigurationError(
+        f"{folder} holds something else than a drafting model, which would be lost; "
+        "choose another --output"
+    )
 
 
 def _is_done(folder: Path, wanted: DraftManifest) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,11 +88,24 @@ def _read_header(file: Path) -> dict[str, _Place]:
             size = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(size))
         return {
-            name: _Place(
-                file, entry["dtype"], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
-            )
+            name: _place(file, 8 + size, entry)
             for name, entry in header.items()
             if name != "__metadata__"
         }
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
-        raise ConfigurationError(f"{file} is no safetensors file; download it again") from error
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError),
+        *(OverflowError, MemoryError, RecursionError),
+    ) as error:
+        raise ConfigurationError(
+            f"{file} is no safetensors file, or not all of one; download it again"
+        ) from error
+
+
+def _place(file: Path, data_at: int, entry: Mapping[str, Any]) -> _Place:
+    """Return where a tensor lies; raises ``ValueError`` if the file does not hold all of it."""
+    shape, dtype = tuple(entry["shape"]), _DTYPES.get(entry["dtype"])
+    start, end = entry["data_offsets"]
+    size = math.prod(shape) * (np.dtype(dtype).itemsize if dtype else 0)
+    if min(start, *shape, 0) < 0 or data_at + max(end, start + size) > file.stat().st_size:
+        raise ValueError(f"{shape} from {start} to {end} is not in the file")
+    return _Place(file, str(entry["dtype"]), shape, data_at + start)

@@ -1,4 +1,4 @@
-"""A stream with a message that is none of its type ends as the caller's fault, and quietly."""
+"""A call with a message that is none of its type ends as the caller's fault, and quietly."""
 
 from __future__ import annotations
 
@@ -53,3 +53,28 @@ async def test_a_draft_service_blames_the_caller_in_one_line_and_serves_on() -> 
     complaints = [line for line in logs if line["log_level"] in {"warning", "error"}]
     assert [line["event"] for line in complaints] == ["stream_unreadable"] * 2
     assert not any("exc_info" in line for line in logs)
+
+
+async def refusal(address: str, method: str) -> grpc.aio.AioRpcError:
+    """Send garbage to a method of one message and return what it ends in."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.unary_unary(method)  # type: ignore[var-annotated]  # bytes
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await call(GARBAGE, timeout=10)
+        assert await call(b"", timeout=10)
+    return error.value
+
+
+async def test_methods_of_one_message_blame_the_caller_and_serve_on() -> None:
+    settings = DraftSettings(listen="127.0.0.1:0")
+    async with (
+        running_verifier(make_engine()) as (_, verifier),
+        running_server(settings, create_drafter(settings)) as drafter,
+    ):
+        refusals = [
+            await refusal(verifier, "/paceline.v1.VerifyService/GetModelInfo"),
+            await refusal(drafter.address, "/paceline.v1.DraftService/GetCapabilities"),
+        ]
+
+    assert {error.code() for error in refusals} == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert all("cannot be read" in (error.details() or "") for error in refusals)

@@ -100,6 +100,22 @@ async def test_model_that_cannot_be_loaded_is_one_line_and_code_2(tmp_path: Path
     assert "Traceback" not in "".join(command.said)
 
 
+async def test_drafter_with_a_model_gets_one_made_from_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "cache"))
+    members = "--draft-args=--composite-members=onnx,ngram"
+
+    async with up(tmp_path, *TINY, "--draft", "composite", members) as command:
+        await command.says("drafting: pool composite (composite)")
+        drafted = await _generation(command)
+        command.process.send_signal(signal.SIGTERM)
+        assert await command.ends() == 0
+
+    assert drafted.speculation.num_accepted_draft_tokens > 0
+    assert list((tmp_path / "cache").glob("tiny-draft-*/model.onnx"))
+
+
 async def test_flag_that_a_service_does_not_know_is_named(tmp_path: Path) -> None:
     async with up(tmp_path, *TINY, "--gateway-args=--max-runing 3") as command:
         assert await command.ends() == 2
@@ -108,6 +124,9 @@ async def test_flag_that_a_service_does_not_know_is_named(tmp_path: Path) -> Non
 
 
 async def _generated(command: UpCommand) -> tuple[int, ...]:
+    return (await _generation(command)).token_ids
+
+
+async def _generation(command: UpCommand) -> paceline.Generation:
     async with paceline.AsyncClient(command.address) as client:
-        generation = await client.generate("def add(a, b):", max_tokens=24, temperature=0)
-    return generation.token_ids
+        return await client.generate("def add(a, b):", max_tokens=24, temperature=0)

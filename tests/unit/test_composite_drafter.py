@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 
@@ -144,6 +146,18 @@ def test_a_session_that_never_proposed_opens_no_member() -> None:
     assert member.sessions == []
 
 
+def test_a_session_that_never_proposed_leaves_nothing_behind() -> None:
+    drafter = composite(RecordingDrafter())
+    session = drafter.open(COUNTING)
+    session.close()
+    gone = weakref.ref(session)
+
+    del session
+    gc.collect()
+
+    assert gone() is None
+
+
 def test_estimates_are_probabilities() -> None:
     session = composite(ngram(), model()).open(COPYING)
     draft = session.propose(LIMITS)
@@ -153,7 +167,7 @@ def test_estimates_are_probabilities() -> None:
 
 def test_the_registry_makes_a_composite_of_the_named_members() -> None:
     drafter = create_drafter(
-        DraftSettings(listen="127.0.0.1:0", drafter="composite", composite_members=["ngram"])
+        DraftSettings(listen="127.0.0.1:0", drafter="composite", composite_members=("ngram",))
     )
 
     assert drafter.info.kind == "composite"
@@ -162,17 +176,23 @@ def test_the_registry_makes_a_composite_of_the_named_members() -> None:
 
 @pytest.mark.parametrize(
     ("members", "complaint"),
-    [(["ngram", "ngram"], "twice"), (["composite"], "own member"), ([], "at least 1")],
+    [(("ngram", "ngram"), "twice"), (("composite",), "own member"), ((), "at least 1")],
 )
-def test_members_that_make_no_sense_are_refused(members: list[str], complaint: str) -> None:
+def test_members_that_make_no_sense_are_refused(members: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         DraftSettings(listen="127.0.0.1:0", composite_members=members)
 
 
 def test_an_unknown_member_is_named() -> None:
     settings = DraftSettings(
-        listen="127.0.0.1:0", drafter="composite", composite_members=["ngram", "oracle"]
+        listen="127.0.0.1:0", drafter="composite", composite_members=("ngram", "oracle")
     )
 
     with pytest.raises(ConfigurationError, match="oracle"):
         create_drafter(settings)
+
+
+def test_members_can_be_named_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFT_COMPOSITE_MEMBERS", "ngram, suffix")
+
+    assert DraftSettings(listen="127.0.0.1:0").composite_members == ("ngram", "suffix")

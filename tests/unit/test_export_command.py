@@ -68,6 +68,17 @@ def test_a_finished_export_is_not_written_again(tmp_path: Path) -> None:
     assert said == [f"{folder} is up to date"]
 
 
+@pytest.mark.parametrize("output", ["folder", "folder/file", "folder/file/below", "/"])
+def test_what_is_no_export_is_never_replaced(output: str, tmp_path: Path) -> None:
+    kept = tmp_path / "folder" / "file"
+    kept.parent.mkdir()
+    kept.write_text("precious")
+
+    with pytest.raises(ConfigurationError, match="choose another --output"):
+        export_model(TINY, tmp_path / output, ExportOptions(reports=False), quiet)
+    assert kept.read_text() == "precious"
+
+
 def test_other_options_replace_an_export(tmp_path: Path) -> None:
     folder = export_model(TINY, tmp_path / "a", ExportOptions("float16", reports=False), quiet)
 
@@ -140,6 +151,56 @@ def test_errors_are_one_line_and_exit_code_2(
     assert printed.err.startswith("error: ")
     assert cause in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kept", [0, 100, 800_000])
+def test_weights_that_were_not_loaded_to_the_end_are_refused(kept: int, tmp_path: Path) -> None:
+    folder = changed_config(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes((TINY / "model.safetensors").read_bytes()[:kept])
+
+    with pytest.raises(ConfigurationError, match="not all of one; download it again"):
+        SourceWeights(folder)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [10**9, 10**9], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [-8, 4]},
+        {"dtype": "I8", "shape": [1], "data_offsets": [0, 5]},
+        [],
+    ],
+)
+def test_a_tensor_that_lies_nowhere_is_refused(entry: object, tmp_path: Path) -> None:
+    header = json.dumps({"model.norm.weight": entry}).encode()
+    content = len(header).to_bytes(8, "little") + header + b"four"
+    (tmp_path / "a.safetensors").write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match="is no safetensors file"):
+        SourceWeights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_size": 64}, r"\[1024, 128\] and config.json states \[1024, 64\]"),
+        ({"num_attention_heads": 0}, "num_attention_heads as 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers as 1000000000"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers as -1"),
+    ],
+)
+def test_a_configuration_of_impossible_sizes_is_refused(
+    changes: dict[str, int], reason: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+
+    with pytest.raises(ConfigurationError, match=reason):
+        export_model(changed_config(source, **changes), tmp_path / "new", ExportOptions(), quiet)
+    assert not (tmp_path / "new").exists()
 
 
 def test_tokens_of_a_text_are_kept_before_others() -> None:

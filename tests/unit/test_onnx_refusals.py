@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,27 @@ def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
     assert "format version 2" in refused(folder)
     (folder / MANIFEST).write_text("[]")
     assert "cannot be read" in refused(folder)
+
+
+@pytest.mark.parametrize("changes", [{"files": {}}, {"num_embeddings": "many"}])
+def test_a_manifest_that_says_too_little_is_refused(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(exported_tiny_model(), tmp_path / "copy")
+    manifest = json.loads((folder / MANIFEST).read_text()) | changes
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+    assert "cannot be read" in refused(folder)
+
+
+def test_a_vocabulary_that_is_no_list_is_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(exported_tiny_model(), tmp_path / "copy")
+    (folder / VOCABULARY).write_bytes(b"garbage")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][VOCABULARY] = asdict(record_file(folder / VOCABULARY))
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+    assert "no list of token ids" in refused(folder)
 
 
 def test_a_vocabulary_of_another_width_is_refused(tmp_path: Path) -> None:

@@ -43,6 +43,24 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
         open_tracer("gateway", "http://127.0.0.1:4317", 1.0)
 
 
+@pytest.mark.parametrize("service", ["draft_service", "verify_service"])
+def test_a_service_complains_before_it_loads_a_model(service: str) -> None:
+    """Neither the model nor the library that would load it is looked for."""
+    code = (
+        "import runpy, sys\n"
+        "sys.modules['torch'] = sys.modules['onnxruntime'] = None\n"
+        f"runpy.run_module('{service}', run_name='__main__')\n"
+    )
+    model = "--onnx-model" if service == "draft_service" else "--model"
+    flags = ("--drafter", "onnx") if service == "draft_service" else ()
+    command = (sys.executable, "-c", code, model, "nowhere", "--otlp-endpoint", "nope", *flags)
+
+    outcome = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 own code
+
+    assert outcome.returncode == 2
+    assert outcome.stderr.startswith(f"{service}: error: setting otlp_endpoint: 'nope' is no")
+
+
 @pytest.mark.parametrize("endpoint", ["collector:4317", "http://", "grpc://a:1", "http://a b:1"])
 def test_an_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match="setting otlp_endpoint"):
