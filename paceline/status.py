@@ -46,6 +46,11 @@ _ERRORS: dict[int, type[errors.PacelineError]] = {
     grpc.StatusCode.FAILED_PRECONDITION.value[0]: errors.Mismatch,
 }
 
+_NO_SUCH_METHOD = (
+    "the server has no such method: another service listens there, or one of another release; "
+    "check the address"
+)
+
 
 def status_code(error: errors.PacelineError) -> grpc.StatusCode:
     """Return the gRPC code of an error."""
@@ -98,7 +103,11 @@ def error_from_rpc(error: grpc.RpcError) -> errors.PacelineError:
             restored["retry_after_seconds"] = retry_info.retry_delay.ToNanoseconds() / 1e9
         elif packed.Unpack(quota_failure) and quota_failure.violations:
             restored["quota"] = quota_failure.violations[0].subject
-    return error_from_code(error.code().value[0], error.details() or error.code().name, **restored)
+    message = error.details() or error.code().name
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED and not restored:
+        # Nobody of ours has answered: gRPC itself says that nothing is registered there.
+        message = _NO_SUCH_METHOD
+    return error_from_code(error.code().value[0], message, **restored)
 
 
 def _details_of(error: errors.PacelineError) -> Iterator[object]:

@@ -70,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
     """Compare and show; return 1 if a token differs or if nothing was drafted."""
     if options.streams < 1:
         raise ConfigurationError("--streams is at least 1")
+    if not options.max_gap >= 0:
+        raise ConfigurationError("--max-gap is at least 0")
     compared = asyncio.run(_compared(options))
     if options.json:
         show(json.dumps(_as_dict(compared, options.max_gap)) + "\n")
@@ -96,10 +98,14 @@ async def _compared(options: argparse.Namespace) -> list[Compared]:
         async def one(prompt: NamedPrompt, seed: int, temperature: float) -> Compared:
             async with slots:
                 asked: GenerationOptions = {**common, "temperature": temperature}
-                return await compare(client, prompt, seed, asked, options.max_tokens)
+                asked["max_tokens"] = options.max_tokens
+                return await compare(client, prompt, seed, asked, options.timeout)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(*case)) for case in cases]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(*case)) for case in cases]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
@@ -108,14 +114,14 @@ async def compare(
     prompt: NamedPrompt,
     seed: int,
     options: GenerationOptions,
-    max_tokens: int,
+    timeout_seconds: float,
 ) -> Compared:
     """Ask a prompt both ways, and score the first difference, if there is one."""
-    asked: GenerationOptions = {**options, "seed": seed, "max_tokens": max_tokens}
+    asked: GenerationOptions = {**options, "seed": seed}
     without: GenerationOptions = {**asked, "drafting": "off"}
     with_drafts: GenerationOptions = {**asked, "drafting": "on"}
-    plain = await client.generate(prompt.text, **without)
-    drafted = await client.generate(prompt.text, **with_drafts)
+    plain = await client.generate(prompt.text, timeout=timeout_seconds, **without)
+    drafted = await client.generate(prompt.text, timeout=timeout_seconds, **with_drafts)
     found = first_difference(plain.token_ids, drafted.token_ids)
     if found is not None:
         found = await scored(client, prompt.text, plain, found, options)

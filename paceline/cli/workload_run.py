@@ -99,7 +99,7 @@ async def run_workload(
                 run.failures[error.message] += 1
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(num_streams):
+        for _ in range(min(num_streams, workload.num_requests)):
             group.create_task(stream())
     run.seconds = time.perf_counter() - begun
     return run

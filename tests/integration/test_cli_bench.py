@@ -249,3 +249,43 @@ async def test_a_file_of_prompts_that_makes_no_sense_is_misuse(
 
     assert await asyncio.to_thread(main, ["bench", "--prompts", str(path)]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "told"),
+    [
+        (("--pool", "nowhere"), 1, "drafting.pool"),
+        (("--temperature", "nan"), 2, "sampling.temperature"),
+        (("--timeout", "0"), 2, "timeout is 0"),
+        (("--max-gap", "nan"), 2, "--max-gap is at least 0"),
+        (("--address", "127.0.0.1:1"), 1, "no gateway answers"),
+    ],
+)
+async def test_lossless_names_what_keeps_it_from_comparing(
+    running: RunningGateway,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, str],
+    code: int,
+    told: str,
+) -> None:
+    assert await command("lossless", running, prompts, *flags) == code
+    shown = capsys.readouterr().err
+    assert told in shown
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["bench", "lossless"])
+async def test_another_service_than_a_gateway_is_told_from_one(
+    name: str,
+    running: RunningGateway,
+    verifier: ScriptedVerifier,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with serving(verifier) as address:
+        assert await command(name, running, prompts, "--address", address) == 2
+
+    shown = capsys.readouterr().err
+    assert "another service listens there" in shown
+    assert shown.count("\n") == 1
