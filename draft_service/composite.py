@@ -49,6 +49,9 @@ class CompositeSession:
         self._drafter = drafter
         self._spec: SessionSpec | None = spec
         self._has_begun = False
+        self.is_closed = False
+        self.was_put_off = False
+        """At the last call the costly members waited for the sake of some session's news."""
         self.tenant = spec.tenant
         self._commits: deque[tuple[int, Sequence[int], bytes]] = deque()
         self._members: list[DraftSession] = []
@@ -70,6 +73,7 @@ class CompositeSession:
 
     def close(self) -> None:
         """Let the drafter free what the members hold, at its next batch, if there is anything."""
+        self.is_closed = True
         # Without a batch the drafter would keep the text of every session closed at once.
         if self._has_begun:
             self._drafter.close_later(self)
@@ -91,33 +95,45 @@ class CompositeSession:
 
     def take(self, member: int, draft: Draft) -> None:
         """Take a member's newest draft."""
+        if draft.tree != self._drafts[member].tree:
+            self._merged = None
         self._drafts[member] = replace(draft, tree=with_estimates(draft.tree))
         self._asked.add(member)
 
     def wants(self, member: int) -> bool:
-        """Return whether a costly member is worth asking (on)."""
-        if self._payoff.is_paused or self._sure_tokens > self._drafter.options.max_sure_tokens:
+        """Return whether a member is worth asking (on)."""
+        if member in self._asked and not self._drafts[member].may_grow:
             return False
-        return member not in self._asked or self._drafts[member].may_grow
+        if member in self._drafter.cheap:
+            return True
+        is_sure = self._sure_tokens > self._drafter.options.max_sure_tokens
+        return not is_sure and not self._payoff.is_paused
 
     def weigh(self, cheap: Iterable[int]) -> None:
         """Find out how far the cheap members' drafts reach by themselves."""
+        if self._merged is not None:
+            return
         trees = [self._drafts[member].tree for member in cheap]
         self._sure_tokens = max((_expected_tokens(tree) for tree in trees), default=0.0)
 
-    def merged(self, limits: DraftLimits, costly: Iterable[int]) -> Draft:
-        """Return all members' drafts in one."""
-        self._merged = merge_trees(
-            [draft.tree for draft in self._drafts],
-            self._mixer,
-            limits,
-            self._drafter.options.min_probability,
-        )
-        may_grow = any(self.wants(member) for member in costly)
+    def merged(self, limits: DraftLimits) -> Draft:
+        """Return all members' drafts in one; nothing of a session that was closed meanwhile."""
+        if self.is_closed:
+            return Draft(self._base_len, _EMPTY)
+        if self._merged is None:
+            self._merged = merge_trees(
+                [draft.tree for draft in self._drafts],
+                self._mixer,
+                limits,
+                self._drafter.options.min_probability,
+            )
+        may_grow = any(self.wants(member) for member in range(len(self._members)))
         return Draft(self._base_len, self._merged.tree, may_grow=may_grow)
 
     def free(self) -> None:
         """Close the members' sessions and leave to the workload what was learned."""
+        if not self._members:
+            return
         self._apply_commits()
         for member in self._members:
             member.close()
@@ -166,7 +182,6 @@ class CompositeDrafter:
         self.costly = [i for i, each in enumerate(members) if each.info.is_blocking]
         self._closed: deque[CompositeSession] = deque()
         self._workloads: OrderedDict[str, Mixer] = OrderedDict()
-        self._owes_costly = False
 
     def warm_up(self) -> None:
         """Warm up all members."""
@@ -191,16 +206,22 @@ class CompositeDrafter:
         while self._closed:
             self._closed.popleft().free()
         own = [(_own_session(job), job.limits) for job in jobs]
-        fresh = [(each, limits) for each, limits in own if each.catch_up(self._members)]
-        for member in self.cheap:
-            self._ask(member, fresh)
-        for session, _ in fresh:
+        open_ones = [(each, limits) for each, limits in own if not each.is_closed]
+        num_fresh = sum(each.catch_up(self._members) for each, _ in open_ones)
+        self._ask(self.cheap, open_ones)
+        for session, _ in open_ones:
             session.weigh(self.cheap)
-        if not fresh or self._owes_costly or not self.cheap:
-            for member in self.costly:
-                self._ask(member, [(each, limits) for each, limits in own if each.wants(member)])
-        self._owes_costly = bool(fresh) and not self._owes_costly
-        return [session.merged(limits, self.costly) for session, limits in own]
+        puts_off = bool(num_fresh and self.cheap) and not any(
+            each.was_put_off for each, _ in open_ones
+        )
+        for session, _ in open_ones:
+            session.was_put_off = puts_off
+        if not puts_off:
+            self._ask(self.costly, open_ones)
+        for session, _ in open_ones:
+            if session.is_closed:
+                self.close_later(session)
+        return [session.merged(limits) for session, limits in own]
 
     def workload(self, tenant: str) -> Mixer:
         """Return what is known of a tenant's kind of work; the least recent one makes room."""
@@ -210,14 +231,18 @@ class CompositeDrafter:
             self._workloads.popitem(last=False)
         return mixer
 
-    def _ask(self, member: int, asked: Sequence[tuple[CompositeSession, DraftLimits]]) -> None:
-        if not asked:
-            return
-        drafts = self._members[member].propose_batch(
-            [session.job(member, limits) for session, limits in asked]
-        )
-        for (session, _), draft in zip(asked, drafts, strict=True):
-            session.take(member, draft)
+    def _ask(
+        self, members: Sequence[int], sessions: Sequence[tuple[CompositeSession, DraftLimits]]
+    ) -> None:
+        for member in members:
+            asked = [(each, limits) for each, limits in sessions if each.wants(member)]
+            if not asked:
+                continue
+            drafts = self._members[member].propose_batch(
+                [session.job(member, limits) for session, limits in asked]
+            )
+            for (session, _), draft in zip(asked, drafts, strict=True):
+                session.take(member, draft)
 
 
 def _own_session(job: DraftJob) -> CompositeSession:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Final, Protocol
 
 from draft_service.drafter import Draft, Drafter, DraftJob
+
+MAX_BATCH: Final = 64
+"""Most jobs that a drafter is given at once: a model's pass grows with its rows, and 64 sessions
+are as many as a verifier runs while drafting pays."""
 
 
 class Proposer(Protocol):
@@ -45,27 +49,59 @@ class InlineProposer:
         """Do nothing: there is nothing to free."""
 
 
+class _Waiting:
+    """Jobs of one stream that wait for their turn, and what was answered of them so far."""
+
+    def __init__(self, jobs: Sequence[DraftJob]) -> None:
+        self._jobs = jobs
+        self._drafts: list[Draft] = []
+        self.answer: asyncio.Future[Sequence[Draft]] = asyncio.get_running_loop().create_future()
+
+    def next_jobs(self, limit: int) -> Sequence[DraftJob]:
+        """Return the first jobs without an answer, at most ``limit``."""
+        start = len(self._drafts)
+        return self._jobs[start : start + limit]
+
+    def take(self, drafts: Sequence[Draft]) -> None:
+        """Take the answers to the next jobs; with the last of them the stream is answered."""
+        self._drafts += drafts
+        if self.is_complete and not self.answer.done():
+            self.answer.set_result(self._drafts)
+
+    def fail(self, error: Exception) -> None:
+        """Answer that the drafter failed."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nobody waits for more answers."""
+        return len(self._drafts) == len(self._jobs) or self.answer.done()
+
+
 class BatchingProposer:
     """
     For drafters that take milliseconds: one batch at a time, in one thread.
 
-    What arrives from any stream while a batch runs makes up the next one. A stream waits for its
-    proposals before it asks again, so that the queue is no longer than there are streams.
+    What arrives from any stream while a batch runs takes part in the next one. Batches are bounded
+    and shared out evenly, so that a stream with many sessions holds up its own, not the others. A
+    stream waits for its proposals before it asks again: the queue is no longer than there are
+    streams.
     """
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafter")
-        self._waiting: list[tuple[Sequence[DraftJob], asyncio.Future[Sequence[Draft]]]] = []
+        self._waiting: list[_Waiting] = []
         self._running: asyncio.Task[None] | None = None
 
     async def propose(self, jobs: Sequence[DraftJob]) -> Sequence[Draft]:
         """Return one draft for each job, in order."""
-        drafts: asyncio.Future[Sequence[Draft]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((jobs, drafts))
+        waiting = _Waiting(jobs)
+        self._waiting.append(waiting)
         if self._running is None:
             self._running = asyncio.create_task(self._run())
-        return await drafts
+        return await waiting.answer
 
     async def aclose(self) -> None:
         """Finish the batches at hand and end the thread."""
@@ -75,32 +111,22 @@ class BatchingProposer:
 
     async def _run(self) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting, []
-            jobs = [job for waiting, _ in batch for job in waiting]
-            loop = asyncio.get_running_loop()
-            try:
-                drafts = await loop.run_in_executor(self._thread, self._drafter.propose_batch, jobs)
-            except Exception as error:
-                _fail(batch, error)
-            else:
-                _deliver(batch, drafts)
+            await self._run_batch(list(self._waiting))
+            self._waiting = [each for each in self._waiting if not each.is_complete]
         self._running = None
 
-
-def _deliver(
-    batch: Sequence[tuple[Sequence[DraftJob], asyncio.Future[Sequence[Draft]]]],
-    drafts: Sequence[Draft],
-) -> None:
-    start = 0
-    for jobs, waiting in batch:
-        if not waiting.done():
-            waiting.set_result(drafts[start : start + len(jobs)])
-        start += len(jobs)
-
-
-def _fail(
-    batch: Sequence[tuple[Sequence[DraftJob], asyncio.Future[Sequence[Draft]]]], error: Exception
-) -> None:
-    for _, waiting in batch:
-        if not waiting.done():
-            waiting.set_exception(error)
+    async def _run_batch(self, batch: Sequence[_Waiting]) -> None:
+        share = max(MAX_BATCH // len(batch), 1)
+        shares = [waiting.next_jobs(share) for waiting in batch]
+        jobs = [job for share_of_one in shares for job in share_of_one]
+        loop = asyncio.get_running_loop()
+        try:
+            drafts = await loop.run_in_executor(self._thread, self._drafter.propose_batch, jobs)
+        except Exception as error:
+            for waiting in batch:
+                waiting.fail(error)
+            return
+        start = 0
+        for waiting, share_of_one in zip(batch, shares, strict=True):
+            waiting.take(drafts[start : start + len(share_of_one)])
+            start += len(share_of_one)

@@ -81,6 +81,7 @@ async def running_server(settings: DraftSettings, drafter: Drafter) -> AsyncIter
         if settings.admin_listen:
             await admin.start(settings.admin_listen)
         await asyncio.to_thread(drafter.warm_up)
+        servicer.is_warm = True
         await server.set_ready(True)
         log.info("ready", address=address)
         yield DraftServer(server, servicer, address)

@@ -18,7 +18,7 @@ from draft_service.link import DraftLink
 from draft_service.proposing import Proposer
 from draft_service.session_traces import SessionTraces
 from draft_service.sessions import SessionTable
-from paceline.errors import EngineFailed, InvalidRequest, PacelineError
+from paceline.errors import EngineFailed, InvalidRequest, PacelineError, Unavailable
 from paceline.status import rich_status
 from paceline.tracing import Tracer
 from paceline.unreadable import readable
@@ -61,6 +61,9 @@ class DraftServicer(DraftServiceServicer):
         self._links: set[DraftLink] = set()
         self._stream_ids = itertools.count(1)
         self._is_draining = False
+        self.is_warm = False
+        """Until then verifiers are told to come back: a stream that waits looks like a pool that
+        drafts nothing."""
         self.problems: Counter[str] = Counter()
         """Problems of streams that have ended, by kind."""
         self._ended_counts: Counter[str] = Counter()
@@ -79,7 +82,9 @@ class DraftServicer(DraftServiceServicer):
         request: GetCapabilitiesRequest,
         context: grpc.aio.ServicerContext[GetCapabilitiesRequest, GetCapabilitiesResponse],
     ) -> GetCapabilitiesResponse:
-        """Describe the drafter and the limits of its sessions."""
+        """Describe the drafter and the limits of its sessions, once it can draft."""
+        if not self.is_warm:
+            await context.abort_with_status(rich_status(_warming_up()))
         return self._capabilities
 
     async def Draft(
@@ -87,6 +92,8 @@ class DraftServicer(DraftServiceServicer):
     ) -> AsyncIterator[DraftResponse]:
         """Answer a verifier's messages until its stream ends, then free its sessions."""
         try:
+            if not self.is_warm:
+                raise _warming_up()
             async with self._stream(request_iterator, context.peer()) as stream:
                 async for answer in stream.link.answers():
                     stream.traces.proposed(answer.drafts)
@@ -124,6 +131,10 @@ class DraftServicer(DraftServiceServicer):
             link.free()
             traces.free()
             log.info("stream_closed", stream_id=stream_id, problems=dict(link.problems))
+
+
+def _warming_up() -> Unavailable:
+    return Unavailable("the drafter is warming up")
 
 
 async def _read(

@@ -12,7 +12,7 @@ from paceline.settings import Names, ServiceSettings
 
 
 class DraftSettings(ServiceSettings):
-    """Settings of the draft service."""
+    """Propose trees of likely tokens to verifiers, ahead of need."""
 
     model_config = SettingsConfigDict(env_prefix="DRAFT_")
 
@@ -109,8 +109,9 @@ class DraftSettings(ServiceSettings):
     again when it is back. Gemma 3 270M takes 36 kB per token, so that these take 1.2 GB."""
 
     composite_members: Names = Field(default=("suffix", "onnx"), min_length=1, max_length=8)
-    """Drafters that ``composite`` combines, by their names in the registry. A matcher answers at
-    once, a model adds to it while the target verifies."""
+    """Drafters that ``composite`` combines, by their names in the registry; repeat the flag or
+    separate with commas. A matcher answers at once, a model adds to it while the target
+    verifies."""
 
     composite_min_probability: float = Field(default=0.02, gt=0, lt=1)
     """Nodes of the combined tree are left out whose whole path is less likely than this."""

@@ -158,6 +158,29 @@ def test_a_session_that_never_proposed_leaves_nothing_behind() -> None:
     assert gone() is None
 
 
+def test_a_session_closed_while_its_job_waits_costs_the_others_nothing() -> None:
+    drafter = composite(ngram(), model())
+    closed, other = drafter.open(COUNTING), drafter.open(COPYING)
+    drafter.propose_batch([DraftJob(closed, LIMITS), DraftJob(other, LIMITS)])
+
+    closed.close()
+    drafts = drafter.propose_batch([DraftJob(closed, LIMITS), DraftJob(other, LIMITS)])
+
+    assert drafts[0].tree.num_nodes == 0
+    assert not drafts[0].may_grow
+    assert drafts[1].tree.num_nodes > 0
+
+
+def test_a_matcher_that_still_reads_its_prompt_is_asked_on() -> None:
+    slow = GrowingDrafter(num_silent=2)
+    session = composite(slow).open(COUNTING)
+
+    drafts = [session.propose(LIMITS) for _ in range(3)]
+
+    assert [draft.may_grow for draft in drafts] == [True, True, True]
+    assert drafts[-1].tree.token_ids == (50,)
+
+
 def test_estimates_are_probabilities() -> None:
     session = composite(ngram(), model()).open(COPYING)
     draft = session.propose(LIMITS)

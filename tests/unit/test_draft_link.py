@@ -9,7 +9,7 @@ import pytest
 
 from draft_service.drafter import DraftJob, DraftLimits, SessionSpec
 from draft_service.link import Answer, DraftLink
-from draft_service.proposing import BatchingProposer, proposer_for
+from draft_service.proposing import MAX_BATCH, BatchingProposer, proposer_for
 from draft_service.sessions import RefusalCause, SessionTable, TableLimits
 from tests.doubles.recording_drafter import POISON, RecordingDrafter
 
@@ -151,4 +151,22 @@ async def test_a_failing_batch_fails_for_everyone_who_waits_and_the_next_runs() 
 
     drafts = await proposer.propose([DraftJob(drafter.open(SPEC), LIMITS)])
     assert drafts[0].base_len == 3
+    await proposer.aclose()
+
+
+async def test_a_stream_with_very_many_sessions_holds_up_nobody_else() -> None:
+    """B101: batches are bounded and shared out."""
+    drafter = RecordingDrafter(seconds_per_batch=0.01)
+    proposer = BatchingProposer(drafter)
+    many = [DraftJob(drafter.open(SPEC), LIMITS) for _ in range(10 * MAX_BATCH)]
+    one = [DraftJob(drafter.open(SPEC), LIMITS)]
+
+    crowd = asyncio.create_task(proposer.propose(many))
+    await asyncio.sleep(0)
+    drafts = await proposer.propose(one)
+
+    assert len(drafts) == 1
+    assert not crowd.done()
+    assert len(await crowd) == len(many)
+    assert max(drafter.batch_sizes) <= MAX_BATCH
     await proposer.aclose()
