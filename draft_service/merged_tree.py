@@ -54,23 +54,24 @@ class _Source:
     """One drafter's tree, its children by node."""
 
     def __init__(self, tree: TokenTree) -> None:
-        self._opinions: dict[int, dict[int, float]] = {}
+        said: dict[int, dict[int, float]] = {}
         self.tree = tree
         for parent, token_id, log_prob in zip(
             tree.parents, tree.token_ids, tree.log_probs, strict=True
         ):
-            self._opinions.setdefault(parent, {})[token_id] = math.exp(log_prob)
+            said.setdefault(parent, {})[token_id] = math.exp(log_prob)
+        self._opinions = {node: Opinion(children) for node, children in said.items()}
 
     def opinion(self, node: int | None) -> Opinion:
         """Return what the tree says at one of its nodes."""
-        return _SILENCE if node is None else Opinion(self._opinions.get(node, {}))
+        return _SILENCE if node is None else self._opinions.get(node, _SILENCE)
 
     def child(self, node: int | None, token_id: int) -> int | None:
         """Return the child that carries a token."""
         return None if node is None else self.tree.child(node, token_id)
 
 
-_SILENCE = Opinion()
+_SILENCE = Opinion({})
 
 
 class _Merging:

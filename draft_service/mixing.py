@@ -9,9 +9,8 @@ no trees and no sessions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 _LEARNING_RATE: Final = 0.03
 _MAX_WEIGHT: Final = 2.0
@@ -30,11 +29,10 @@ Stance: TypeAlias = tuple[int, ...]
 """For each drafter whether it is silent at a node, names other tokens, or names this one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opinion:
+class Opinion(NamedTuple):
     """What one drafter says at a node: the probabilities of the tokens that it names."""
 
-    probabilities: dict[int, float] = field(default_factory=dict)
+    probabilities: Mapping[int, float]
 
     @property
     def left_open(self) -> float:
@@ -42,8 +40,7 @@ class Opinion:
         return max(1.0 - sum(self.probabilities.values()), 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A mixed probability of one token, and what it was mixed from."""
 
     token_id: int
@@ -64,18 +61,21 @@ class Mixer:
 
     def mix(self, opinions: Sequence[Opinion]) -> list[Estimate]:
         """Return an estimate of each token that any opinion names; they sum to at most one."""
-        left_open = [opinion.left_open for opinion in opinions]
-        token_ids = {token_id for opinion in opinions for token_id in opinion.probabilities}
-        estimates = [
-            self._estimate(token_id, opinions, left_open) for token_id in sorted(token_ids)
-        ]
+        speaking = [drafter for drafter, each in enumerate(opinions) if each.probabilities]
+        if not speaking:
+            return []
+        if len(speaking) == 1:
+            estimates = self._alone(speaking[0], opinions)
+        else:
+            left_open = [opinion.left_open for opinion in opinions]
+            token_ids = {token_id for opinion in opinions for token_id in opinion.probabilities}
+            estimates = [
+                self._estimate(token_id, opinions, left_open) for token_id in sorted(token_ids)
+            ]
         total = sum(estimate.probability for estimate in estimates)
         if total <= 1.0:
             return estimates
-        return [
-            Estimate(each.token_id, each.probability / total, each.stance, each.log_odds)
-            for each in estimates
-        ]
+        return [each._replace(probability=each.probability / total) for each in estimates]
 
     def learn(self, estimates: Sequence[Estimate], committed_token_id: int) -> None:
         """Move the weights towards those that would have told the committed token."""
@@ -93,6 +93,20 @@ class Mixer:
             own = self._weights_of(stance)
             for drafter, weight in enumerate(weights):
                 own[drafter] += rate * (weight - own[drafter])
+
+    def _alone(self, speaker: int, opinions: Sequence[Opinion]) -> list[Estimate]:
+        """Return the estimates where one drafter speaks: most nodes of most trees."""
+        before, after = (_SILENT,) * speaker, (_SILENT,) * (len(opinions) - speaker - 1)
+        stance = (*before, _PROPOSES, *after)
+        weight = self._weights_of(stance)[speaker]
+        silence_before, silence_after = (0.0,) * len(before), (0.0,) * len(after)
+        estimates = []
+        for token_id, probability in opinions[speaker].probabilities.items():
+            log_odds = _logit(probability)
+            mixed = 1.0 / (1.0 + math.exp(-weight * log_odds))
+            all_odds = (*silence_before, log_odds, *silence_after)
+            estimates.append(Estimate(token_id, mixed, stance, all_odds))
+        return estimates
 
     def _estimate(
         self, token_id: int, opinions: Sequence[Opinion], left_open: Sequence[float]

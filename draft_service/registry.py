@@ -28,22 +28,25 @@ DrafterFactory: TypeAlias = Callable[[DraftSettings], Drafter]
 
 def create_drafter(settings: DraftSettings) -> Drafter:
     """Return the drafter that the settings name; raises ``ConfigurationError`` if there is none."""
-    name = settings.drafter
+    return _factory(settings.drafter, "drafter")(settings)
+
+
+def _factory(name: str, setting: str) -> DrafterFactory:
     if name in _OWN:
-        return _OWN[name](settings)
+        return _OWN[name]
     found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in found:
         known = ", ".join(sorted({*_OWN, *found}))
-        raise ConfigurationError(f"setting drafter: unknown drafter {name!r}; known: {known}")
-    return _load(found[name])(settings)
+        raise ConfigurationError(f"setting {setting}: unknown drafter {name!r}; known: {known}")
+    return _load(found[name], setting)
 
 
-def _load(point: EntryPoint) -> DrafterFactory:
+def _load(point: EntryPoint, setting: str) -> DrafterFactory:
     try:
         factory: DrafterFactory = point.load()
     except ImportError as error:
         raise ConfigurationError(
-            f"setting drafter: {point.name} ({point.value}) cannot be imported: {error}"
+            f"setting {setting}: {point.name} ({point.value}) cannot be imported: {error}"
         ) from error
     return factory
 
@@ -75,10 +78,7 @@ def _create_suffix(settings: DraftSettings) -> Drafter:
 
 
 def _create_composite(settings: DraftSettings) -> Drafter:
-    members = [
-        create_drafter(settings.model_copy(update={"drafter": name}))
-        for name in settings.composite_members
-    ]
+    members = [_factory(name, "composite_members")(settings) for name in settings.composite_members]
     return CompositeDrafter(
         members,
         CompositeOptions(

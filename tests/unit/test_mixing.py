@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from draft_service.mixing import Mixer, Opinion
 
-SILENT = Opinion()
+SILENT = Opinion({})
 
 
 def probability(mixer: Mixer, opinions: list[Opinion], token_id: int) -> float:
