@@ -30,6 +30,7 @@ from paceline.tree import ROOT, TokenTree
 
 _MAX_WORKLOADS: Final = 256
 _WORKLOAD_RATE: Final = 0.2
+_RECENCY: Final = 0.3
 _EMPTY: Final = TokenTree()
 
 
@@ -59,7 +60,8 @@ class CompositeSession:
         self._asked: set[int] = set()  # members asked since the newest commit
         self._base_len = len(spec.committed_token_ids)
         self._merged: MergedTree | None = None
-        self._sure_tokens = 0.0
+        self._sure_tokens = 0.0  # that the cheap members expect to have accepted
+        self._held_cheaply = 0.0  # tokens per step that they had right lately
         self._mixer = Mixer()
         self._payoff = Payoff(drafter.options.min_gain)
 
@@ -106,8 +108,13 @@ class CompositeSession:
             return False
         if member in self._drafter.cheap:
             return True
-        is_sure = self._sure_tokens > self._drafter.options.max_sure_tokens
-        return not is_sure and not self._payoff.is_paused
+        return not self._is_copying and not self._payoff.is_paused
+
+    @property
+    def _is_copying(self) -> bool:
+        """Whether the matchers do well alone: here, or in the latest steps up to a difference."""
+        most = self._drafter.options.max_sure_tokens
+        return self._sure_tokens > most or self._held_cheaply > most
 
     def weigh(self, cheap: Iterable[int]) -> None:
         """Find out how far the cheap members' drafts reach by themselves."""
@@ -121,8 +128,9 @@ class CompositeSession:
         if self.is_closed:
             return Draft(self._base_len, _EMPTY)
         if self._merged is None:
+            rests = self._drafter.costly if self._is_copying else ()
             self._merged = merge_trees(
-                [draft.tree for draft in self._drafts],
+                [_EMPTY if i in rests else draft.tree for i, draft in enumerate(self._drafts)],
                 self._mixer,
                 limits,
                 self._drafter.options.min_probability,
@@ -167,6 +175,7 @@ class CompositeSession:
             (_num_held(self._drafts[member].tree, token_ids) for member in self._drafter.cheap),
             default=0,
         )
+        self._held_cheaply += _RECENCY * (num_held_cheaply - self._held_cheaply)
         was_asked = any(member in self._asked for member in costly)
         self._payoff.learn(max(num_held - num_held_cheaply, 0) if was_asked else None)
 

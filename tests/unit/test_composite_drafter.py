@@ -96,6 +96,22 @@ def test_the_model_rests_while_a_passage_is_copied() -> None:
     assert costly.num_calls == 0
 
 
+def test_the_model_rests_at_a_difference_within_a_copy() -> None:
+    costly = model()
+    limits = DraftLimits(max_draft_tokens=16, max_tree_depth=16)
+    session = composite(ngram(), costly).open(SessionSpec((*range(100, 200), *range(100, 120))))
+    for step in range(5):
+        session.propose(limits)
+        session.commit(120 + 10 * step, tuple(range(120 + 10 * step, 130 + 10 * step)))
+    session.propose(limits)
+
+    session.commit(170, (7,))
+    draft = session.propose(limits)
+
+    assert not draft.may_grow
+    assert costly.num_calls == 0
+
+
 def test_a_model_that_adds_nothing_is_paused_and_tried_again_later() -> None:
     costly = model()
     session = composite(ngram(), costly, min_gain=0.2).open(COUNTING)
@@ -211,7 +227,7 @@ def test_an_unknown_member_is_named() -> None:
         listen="127.0.0.1:0", drafter="composite", composite_members=("ngram", "oracle")
     )
 
-    with pytest.raises(ConfigurationError, match="setting composite_members: .*'oracle'"):
+    with pytest.raises(ConfigurationError, match=r"setting composite_members: .*'oracle'"):
         create_drafter(settings)
 
 
