@@ -37,8 +37,10 @@ class GatewaySettings(LinkSettings):
     of request, beginning with the first that the verifier lists."""
 
     routing: Path | None = None
-    """YAML file with draft pools and their weights, read again when it changes; it comes before
-    ``default_pool``, and where it gives no pool any weight, what was measured decides."""
+    """YAML file with draft pools and their weights, read again when it changes:
+    ``pools: {NAME: {address: "HOST:PORT", weight: 1}}``, and ``default_pool: NAME`` for all
+    requests that name none. It comes before the setting ``default_pool``, which decides where the
+    file names no default and gives no pool any weight."""
 
     max_running: int = Field(default=256, ge=1, le=65_536)
     """Most sequences that run at once; beyond, requests wait here instead of at the verifiers."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.events import Model as Model
     from paceline.events import Started as Started
     from paceline.events import Summary as Summary
+    from paceline.generation_request import GenerationOptions as GenerationOptions
     from paceline.tls import DialTls as DialTls
 
 _HOMES = {
@@ -32,6 +33,7 @@ _HOMES = {
     "FinishReason": "paceline.events",
     "Finished": "paceline.events",
     "Generation": "paceline.events",
+    "GenerationOptions": "paceline.generation_request",
     "Model": "paceline.events",
     "PacelineError": "paceline.errors",
     "Started": "paceline.events",
@@ -47,6 +49,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "Generation",
+    "GenerationOptions",
     "Model",
     "PacelineError",
     "Started",

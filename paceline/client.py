@@ -75,7 +75,12 @@ class Client:
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         **options: Unpack[GenerationOptions],
     ) -> Generator[Event, None, None]:
-        """Generate and yield events as they come; leaving the loop cancels the request."""
+        """
+        Generate and yield events as they come; leaving the loop cancels the request.
+
+        The options are those of ``paceline.GenerationOptions``. Without ``return_token_ids=True``
+        a ``Delta`` brings text only: its ``token_ids`` are empty.
+        """
         request = request_to_proto(prompt, options)
         return self._events(
             ResumableStream(
@@ -90,7 +95,11 @@ class Client:
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         **options: Unpack[GenerationOptions],
     ) -> Generation:
-        """Generate and return the whole answer, token ids included."""
+        """
+        Generate and return the whole answer, token ids included.
+
+        The options are those of ``paceline.GenerationOptions``.
+        """
         options.setdefault("return_token_ids", True)
         request = request_to_proto(prompt, options)
         with traced_call("Generate", self._metadata) as metadata:

@@ -92,6 +92,7 @@ class OutputOptions(TypedDict, total=False):
     """What comes back, and in which pieces."""
 
     return_token_ids: bool | None
+    """Without it streamed pieces bring text only; ``generate`` of the clients sets it."""
     num_logprobs: int | None
     """None: no log-probabilities; 0: of the emitted token; n: and of the n best."""
     skip_special_tokens: bool | None
@@ -99,7 +100,11 @@ class OutputOptions(TypedDict, total=False):
 
 
 class DraftingOptions(TypedDict, total=False):
-    """Whether drafts are used. They change the speed, never the tokens."""
+    """
+    Whether drafts are used.
+
+    They change the speed, never the tokens, except under the verification rule "rejection".
+    """
 
     drafting: DraftingMode | None
     pool: str | None

@@ -51,6 +51,7 @@ MANAGED: Mapping[str, Mapping[str, str]] = {
         **COMMON_MANAGED,
         "name": "the pool's name",
         "drafter": "engine",
+        "onnx_model": "model",
     },
 }
 

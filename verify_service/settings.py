@@ -46,14 +46,17 @@ class VerifySettings(LinkSettings):
     """CPU threads of the torch target; 0 takes all cores."""
 
     pools: dict[str, str] = Field(default_factory=dict)
-    """Draft pools, ``NAME=HOST:PORT``; requests name the pool that drafts for them."""
+    """Draft pools, ``NAME=HOST:PORT``; repeat the flag or separate with commas. Requests name the
+    pool that drafts for them."""
 
     trusted_pools: Names = ()
     """Pools whose stated draft distributions are believed under the rule REJECTION; repeat the flag
     or separate with commas. By default none: one that misstates them would bias the output."""
 
     routing: Path | None = None
-    """YAML file with further draft pools, read again when it changes."""
+    """YAML file with further draft pools, read again when it changes:
+    ``pools: {NAME: {address: "HOST:PORT", weight: 1}}``. Give the gateway the same one: it shares
+    requests out by the weights."""
 
     max_running: int = Field(default=16, ge=1, le=4096)
     """Sequences in one batch; more wait."""

@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     add_request_arguments(parser)
     kinds = ("mixed", *BUILT_IN)
-    parser.add_argument("--workload", choices=kinds, default="mixed", help="built-in prompts")
+    parser.add_argument(
+        "--workload", choices=kinds, default="mixed", help="built-in prompts (default: mixed)"
+    )
     parser.add_argument(
         "--streams",
         type=int,
@@ -57,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requests", type=int, default=16, metavar="N", help="per run (default: %(default)s)"
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy"
+    )
     parser.add_argument(
         "--draft",
         action="store_true",
@@ -80,9 +84,23 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts", type=Path, metavar="FILE", help="one prompt per line, as text or JSON"
     )
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N")
-    parser.add_argument("--seed", type=int, default=1, help="of the first request")
-    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_SECONDS, metavar="SECONDS")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=128,
+        metavar="N",
+        help="tokens of each answer (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the first request (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="for each answer (default: %(default)g)",
+    )
     add_access_arguments(parser)
 
 

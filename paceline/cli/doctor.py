@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 
 from paceline.cli.access import ANYBODY, Access, access_of, add_access_arguments
 from paceline.cli.address import DEFAULT_ADDRESS, split_address
@@ -25,7 +26,8 @@ _KINDS = (*EXAMINERS, "policy")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     for kind in EXAMINERS:
-        default = f" (without any address: {DEFAULT_ADDRESS})" if kind == "gateway" else ""
+        fallback = f" (without any address: $PACELINE_ADDRESS, else {DEFAULT_ADDRESS})"
+        default = fallback if kind == "gateway" else ""
         parser.add_argument(
             f"--{kind}",
             action="append",
@@ -46,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print all findings; return 1 if something is wrong."""
     addresses = [(kind, address) for kind in _KINDS for address in getattr(options, kind)] or [
-        ("gateway", DEFAULT_ADDRESS)
+        ("gateway", os.environ.get("PACELINE_ADDRESS") or DEFAULT_ADDRESS)
     ]
     for kind, address in addresses:
         split_address(address, f"--{kind}")

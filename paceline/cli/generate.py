@@ -14,7 +14,7 @@ from paceline.cli.address import DEFAULT_ADDRESS
 from paceline.cli.terminal import say, show
 from paceline.client import DEFAULT_TIMEOUT_SECONDS, Client
 from paceline.errors import ConfigurationError
-from paceline.events import Delta, Event, Finished, Started, Summary
+from paceline.events import Delta, Event, Finished, Speculation, Started, Summary
 from paceline.generation_request import ChatMessage, GenerationOptions
 
 
@@ -42,7 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stats", action="store_true", help="print figures at the end")
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object")
     add_access_arguments(parser)
-    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_SECONDS, metavar="SECONDS")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="for the whole answer (default: %(default)g)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -117,8 +123,7 @@ class Answer:
             f"tokens: {usage.prompt_tokens} in, {usage.completion_tokens} out ({reason})",
             f"time: first token {timing.time_to_first_token_seconds:.2f} s, "
             f"total {timing.total_seconds:.2f} s, {rate:.1f} tokens/s",
-            f"drafts: {speculation.num_accepted_draft_tokens} of {speculation.num_draft_tokens} "
-            f"accepted, {speculation.mean_acceptance_length:.2f} tokens per step"
+            _drafts(speculation)
             + (f", pool {speculation.pool}" if speculation.pool else "")
             + (f" ({speculation.pool_cause})" if speculation.pool_cause else ""),
             f"seed: {seed}",
@@ -128,12 +133,34 @@ class Answer:
         return lines
 
 
+def _drafts(speculation: Speculation) -> str:
+    if speculation.num_draft_tokens:
+        return (
+            f"drafts: {speculation.num_accepted_draft_tokens} of {speculation.num_draft_tokens} "
+            f"accepted, {speculation.mean_acceptance_length:.2f} tokens per step"
+        )
+    if not speculation.num_spec_steps:
+        return "drafts: none, the answer needed no step that could use one"
+    if speculation.num_empty_steps:
+        return (
+            f"drafts: none, in {speculation.num_empty_steps} of {speculation.num_spec_steps} steps "
+            "no tree had come in time or was worth a row"
+        )
+    return "drafts: none"
+
+
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to generate")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    parser.add_argument("--top-k", type=int, metavar="K")
-    parser.add_argument("--top-p", type=float, metavar="P")
-    parser.add_argument("--min-p", type=float, metavar="P")
+    parser.add_argument(
+        "--top-k", type=int, metavar="K", help="choose among the K likeliest tokens; 0: all"
+    )
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="among the likeliest that make up P; 1: all"
+    )
+    parser.add_argument(
+        "--min-p", type=float, metavar="P", help="among those P times as likely as the best; 0: all"
+    )
     parser.add_argument("--seed", type=int, help="the same seed gives the same text again")
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="end at this text; repeatable"

@@ -27,6 +27,7 @@ GRACE_SECONDS: Final = 35.0
 """Slightly longer than a service's own drain."""
 POOL_SECONDS: Final = 5.0
 """How long the verifier gets to find its draft service before ``up`` reports."""
+POLL_SECONDS: Final = 0.2
 MIN_RESTART_SECONDS: Final = 0.5
 MAX_RESTART_SECONDS: Final = 30.0
 NO_DRAFTER: Final = "none"
@@ -43,7 +44,7 @@ class LinePlan:
     log_folder: Path
     listen: str = LOOPBACK
     draft: str = LOCAL_DRAFTERS[0]
-    """A drafter to run here, ``none``, or the address of a draft service that runs elsewhere."""
+    """A drafter of the draft service's registry, ``none``, or the address of a draft service."""
     verify_arguments: tuple[str, ...] = ()
     draft_arguments: tuple[str, ...] = ()
     gateway_arguments: tuple[str, ...] = ()
@@ -51,18 +52,24 @@ class LinePlan:
     """Longest pause before a draft service that keeps dying is started again."""
 
     @property
+    def is_drafted_elsewhere(self) -> bool:
+        """Whether ``draft`` is an address: no name of a drafter holds a colon."""
+        return ":" in self.draft
+
+    @property
     def pool(self) -> str:
         """The name of the draft pool; empty without one."""
         if self.draft == NO_DRAFTER:
             return ""
-        return self.draft if self.draft in LOCAL_DRAFTERS else "remote"
+        return "remote" if self.is_drafted_elsewhere else self.draft
 
 
 class Line:
     """
     Owns the child processes: they run inside ``async with`` and no longer.
 
-    The draft service is restarted when it dies, since nothing but speed depends on it.
+    The draft service is restarted when it dies, since nothing but speed depends on it. One that
+    refuses its settings at the first start would do so for ever, and ends the line.
     """
 
     def __init__(self, plan: LinePlan, report: Callable[[str], None] = say) -> None:
@@ -100,16 +107,20 @@ class Line:
         if self.draft is not None:
             self._draft_keeper = asyncio.create_task(self._keep_running(self.draft))
         async with progress(f"loading {read_model_folder(self.plan.model).name} into the verifier"):
-            await _first_failure_of(_until_serving(self.verifier), _until_serving(self.gateway))
+            await self._unless_refused(
+                _first_failure_of(_until_serving(self.verifier), _until_serving(self.gateway))
+            )
 
     async def until_broken(self) -> NoReturn:
         """Wait for the death of the gateway or the verifier and raise its cause."""
-        await _first_failure_of(_until_dead(self.verifier), _until_dead(self.gateway))
+        await self._unless_refused(
+            _first_failure_of(_until_dead(self.verifier), _until_dead(self.gateway))
+        )
         raise EngineFailed("the line ended")
 
-    async def draft_pool(self) -> DraftPool | None:
+    async def draft_pool(self, patience_seconds: float = POOL_SECONDS) -> DraftPool | None:
         """Return the draft pool as the gateway sees it, once the verifier has tried to reach it."""
-        deadline = time.monotonic() + POOL_SECONDS
+        deadline = time.monotonic() + patience_seconds
         async with AsyncClient(self.address) as client:
             while True:
                 pools = [pool for model in await client.models() for pool in model.draft_pools]
@@ -117,12 +128,13 @@ class Line:
                 settled = pool is not None and (pool.available or pool.cause == "mismatch")
                 if settled or time.monotonic() > deadline:
                     return pool
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(POLL_SECONDS)
 
     async def aclose(self) -> None:
         """Drain and end all processes, the door first."""
         if self._draft_keeper is not None:
             self._draft_keeper.cancel()
+            await asyncio.gather(self._draft_keeper, return_exceptions=True)
         for process in (self.gateway, self.verifier, self.draft):
             if process is not None:
                 await process.stop(GRACE_SECONDS)
@@ -144,7 +156,7 @@ class Line:
         await self.aclose()
 
     def _draft_process(self) -> ServiceProcess | None:
-        if self.plan.draft not in LOCAL_DRAFTERS:
+        if not self.plan.pool or self.plan.is_drafted_elsewhere:
             return None
         arguments = ("--drafter", self.plan.draft, *self.plan.draft_arguments)
         return self._process("draft", "draft_service", LOOPBACK, arguments)
@@ -157,8 +169,22 @@ class Line:
         log_path.write_bytes(b"")
         return ServiceProcess(ServiceSpec(name, module, address, arguments, log_path))
 
+    async def _unless_refused(self, wait: asyncio._CoroutineLike[None]) -> None:
+        """Wait, but raise as soon as the draft service has refused its settings."""
+        waiting = asyncio.create_task(wait)
+        watched = {waiting, self._draft_keeper} if self._draft_keeper else {waiting}
+        try:
+            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
     async def _keep_running(self, process: ServiceProcess) -> None:
         pause = MIN_RESTART_SECONDS
+        if await process.wait() == USAGE_EXIT_CODE:
+            _raise_failure(process)
         while True:
             begun = time.monotonic()
             await process.wait()

@@ -144,7 +144,10 @@ def report(compared: Sequence[Compared], max_gap: float) -> str:
     sizes = f"{len(compared)} answers, {num_tokens} tokens, {num_accepted} of them from drafts"
     if not num_accepted:
         causes = ", ".join(Counter(c for each in compared for c in each.fallbacks)) or "unknown"
-        lines.append(f"nothing shown: {sizes}; no draft was accepted (cause: {causes})")
+        lines.append(
+            f"nothing shown: {sizes}; no draft was accepted (cause: {causes}); "
+            "ask for longer answers (--max-tokens), or give other prompts (--prompts)"
+        )
     elif not lines:
         lines.append(f"lossless: {sizes}; every id is the same")
     elif all(each.is_fine(max_gap) for each in compared):

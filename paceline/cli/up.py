@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
+import re
 import shlex
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from paceline.cli.address import DEFAULT_ADDRESS, bindable_address, split_address
 from paceline.cli.line import LOCAL_DRAFTERS, MODEL_DRAFTERS, NO_DRAFTER, Line, LinePlan
 from paceline.cli.model_source import converted_gguf, demo_model, draft_model, model_folder
 from paceline.cli.terminal import say
-from paceline.errors import ConfigurationError
+from paceline.errors import ConfigurationError, PacelineError
 from paceline.events import DraftPool
 from paceline.serving import termination_signal
+
+_DRAFTER_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--draft",
         default=LOCAL_DRAFTERS[0],
         metavar="DRAFTER",
-        help=f"{drafters}, {NO_DRAFTER}, or host:port of a draft service (default: %(default)s)",
+        help=f"{drafters}, another installed drafter, {NO_DRAFTER}, or host:port of a draft "
+        "service (default: %(default)s)",
     )
     parser.add_argument(
         "--listen",
@@ -78,8 +85,7 @@ async def _until_signal(options: argparse.Namespace) -> int:
 async def _serve(options: argparse.Namespace) -> None:
     begun = time.monotonic()
     listen = bindable_address(options.listen, "--listen")
-    if options.draft not in {*LOCAL_DRAFTERS, NO_DRAFTER}:
-        split_address(options.draft, "--draft")
+    _check_draft(options.draft)
     draft_arguments = _words(options.draft_args, "--draft-args")
     model = await _model(options)
     if options.draft in MODEL_DRAFTERS and "--onnx-model" not in draft_arguments:
@@ -96,10 +102,23 @@ async def _serve(options: argparse.Namespace) -> None:
     say(f"starting the line; logs: {plan.log_folder}")
     async with Line(plan) as line:
         say(f"ready at {line.address} after {time.monotonic() - begun:.0f} s")
-        say(drafting_status(plan, await line.draft_pool() if plan.pool else None))
+        pool = await line.draft_pool() if plan.pool else None
+        say(drafting_status(plan, pool))
         flag = "" if line.address == DEFAULT_ADDRESS else f" --address {line.address}"
         say(f'try: paceline generate{flag} --stats "def fibonacci(n):"')
-        await line.until_broken()
+        telling = asyncio.create_task(_tell_when_drafting(line, pool))
+        try:
+            await line.until_broken()
+        finally:
+            telling.cancel()
+
+
+async def _tell_when_drafting(line: Line, pool: DraftPool | None) -> None:
+    """Say so when a drafter is ready that was not as the line began to serve."""
+    if pool is None or pool.available or pool.cause == "mismatch":
+        return
+    with suppress(PacelineError):
+        say(drafting_status(line.plan, await line.draft_pool(math.inf)))
 
 
 async def _model(options: argparse.Namespace) -> Path:
@@ -108,6 +127,15 @@ async def _model(options: argparse.Namespace) -> Path:
     if options.gguf:
         return model_folder(await converted_gguf(options.gguf), "--gguf")
     return model_folder(options.model)
+
+
+def _check_draft(draft: str) -> None:
+    if ":" in draft:
+        split_address(draft, "--draft")
+    elif not _DRAFTER_NAME.fullmatch(draft):
+        raise ConfigurationError(
+            f"--draft is the name of a drafter, {NO_DRAFTER}, or host:port, not {draft!r}"
+        )
 
 
 def drafting_status(plan: LinePlan, pool: DraftPool | None) -> str:
@@ -119,8 +147,13 @@ def drafting_status(plan: LinePlan, pool: DraftPool | None) -> str:
     if pool.available:
         return f"drafting: pool {pool.name} ({pool.drafter})"
     cause = ": ".join(part for part in (pool.cause, pool.detail) if part)
-    where = "" if plan.draft in LOCAL_DRAFTERS else f" at {plan.draft}"
+    where = f" at {plan.draft}" if plan.is_drafted_elsewhere else ""
     retry = "" if pool.cause == "mismatch" else "; drafts start by themselves once it answers"
+    if "warming up" in pool.detail:
+        return (
+            "serving; drafts start once the drafter is ready: the first start of suffix and "
+            "composite compiles for about a minute"
+        )
     return f"serving without drafts: the draft service{where} cannot be used ({cause}){retry}"
 
 

@@ -110,6 +110,18 @@ def render(
     return Rendered(_run("template", settings, profile, chart, helm, api_flags))
 
 
+def pod_of(name: str, values: Mapping[str, object] | None = None) -> Manifest:
+    """Return the pod spec of a Deployment of chart ``paceline``."""
+    spec: Manifest = render(values).get("Deployment", name)["spec"]["template"]["spec"]
+    return spec
+
+
+def container_of(name: str, values: Mapping[str, object] | None = None) -> Manifest:
+    """Return the service's container of a Deployment of chart ``paceline``."""
+    container: Manifest = pod_of(name, values)["containers"][0]
+    return container
+
+
 def notes(values: Mapping[str, object] | None = None, *, chart: str = "paceline") -> str:
     """Return what Helm says after an installation."""
     settings = tuple(f"{path}={json.dumps(value)}" for path, value in (values or {}).items())

@@ -30,15 +30,16 @@ COMPANIONS: Mapping[str, Mapping[str, object]] = {
     "*.gpu.resourceName": {"*.gpu.count": 1, "*.image.repository": "own/verify"},
     "*.gpu.count": {"*.image.repository": "own/verify"},
     "*.multinode": {"*.multinode.enabled": True},
-    "*.model.path": {"*.model.source": "image"},
-    "*.model.claimName": {"*.model.source": "claim"},
+    "*.model.path": {"*.engine": "onnx", "*.model.source": "image"},
+    "*.model.claimName": {"*.engine": "onnx", "*.model.source": "claim"},
     "*.model.hub": {
+        "*.engine": "onnx",
         "*.model.source": "hub",
         "*.model.hub.repository": "some/model",
         "*.model.hub.revision": "1",
         "*.model.hub.tokenSecret.name": "token",
     },
-    "*.model.source": {"*.model.path": "/models/m"},
+    "*.model.source": {"*.engine": "onnx", "*.model.path": "/models/m"},
     "model.path": {"model.source": "image"},
     "model.claimName": {"model.source": "claim"},
     "model.hub": {
@@ -183,6 +184,8 @@ def companions(chart: str, path: str) -> dict[str, object]:
     first = path.partition(".")[0]
     found: Mapping[str, object] = looked_up(path, COMPANIONS) or {}
     named = {_in_chart(chart, key.replace("*", first)): value for key, value in found.items()}
+    if any(key.startswith("pool.model.") for key in named):
+        named["pool.engine"] = "onnx"
     named.pop(path, None)
     return named
 
@@ -313,6 +316,17 @@ CONFIGURATIONS: list[tuple[str, dict[str, object]]] = [
             "gateway.settings.max_prompt_characters": 8_388_608,
             "drafts.ngram.settings.max_session_tokens": 8_388_608,
             "routing.default": "ngram",
+        },
+    ),
+    (
+        "values.yaml",
+        {
+            "drafts.matcher.engine": "suffix",
+            "drafts.smart": {
+                "engine": "composite",
+                "model": {"source": "image", "path": "/models/small"},
+                "settings": {"composite_members": ["ngram", "onnx"], "onnx_threads": 4},
+            },
         },
     ),
 ]

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
-from tests.doubles.rendered_chart import PROFILES, Manifest, RenderingRefused, render
+from tests.doubles.rendered_chart import (
+    PROFILES,
+    Manifest,
+    RenderingRefused,
+    container_of,
+    pod_of,
+    render,
+)
 
 VERIFIER, GATEWAY, DRAFT = "-verifier-main", "-gateway", "-draft-ngram"
 GPU_MODEL = {"model.source": "image", "model.path": "/models/target"}
-
-
-def pod_of(name: str, values: Mapping[str, object] | None = None) -> Manifest:
-    spec: Manifest = render(values).get("Deployment", name)["spec"]["template"]["spec"]
-    return spec
-
-
-def container_of(name: str, values: Mapping[str, object] | None = None) -> Manifest:
-    container: Manifest = pod_of(name, values)["containers"][0]
-    return container
 
 
 @pytest.mark.parametrize(
@@ -211,86 +206,6 @@ def test_the_cache_can_be_of_several_kinds(cache: Manifest, volume: Manifest) ->
 def test_a_claim_that_several_pods_could_not_mount_is_refused() -> None:
     with pytest.raises(RenderingRefused, match="ReadWriteMany"):
         render({"verifiers.main": {"replicas": 2, "cache": {"type": "claim"}}})
-
-
-def test_a_claimed_model_is_mounted_read_only_wherever_it_is_read() -> None:
-    values = {"model": {"source": "claim", "claimName": "models", "path": "llama"}}
-    for name in (GATEWAY, VERIFIER):
-        pod = pod_of(name, values)
-        claim = {"claimName": "models", "readOnly": True}
-
-        assert {"name": "model", "persistentVolumeClaim": claim} in pod["volumes"]
-        assert render(values).settings(name)["model"] == "/models/llama"
-
-
-def test_a_hub_model_is_pinned_and_fetched_before_the_service_goes_offline() -> None:
-    hub = {"repository": "some/model", "revision": "0" * 40, "tokenSecret": {"name": "token"}}
-    values: dict[str, object] = {"model": {"source": "hub", "hub": hub}}
-    init = pod_of(VERIFIER, values)["initContainers"][0]
-    folder = render(values).settings(VERIFIER)["model"]
-
-    assert init["command"] == ["hf", "download"]
-    assert init["args"] == ["some/model", f"--revision={'0' * 40}", f"--local-dir={folder}"]
-    assert init["env"][-1]["valueFrom"]["secretKeyRef"] == {"name": "token", "key": "token"}
-    assert folder.startswith("/cache/")
-
-
-def test_a_gateway_fetches_no_weights() -> None:
-    hub = {"repository": "some/model", "revision": "0" * 40}
-    init = pod_of(GATEWAY, {"model": {"source": "hub", "hub": hub}})["initContainers"][0]
-
-    assert "--include=*.json" in init["args"]
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"source": "hub"},
-        {"source": "hub", "hub": {"repository": "some/model", "revision": ""}},
-        {"source": "claim"},
-        {"source": "image", "path": "relative"},
-    ],
-)
-def test_a_model_source_without_what_it_needs_is_refused(model: Manifest) -> None:
-    with pytest.raises(RenderingRefused):
-        render({"model": model})
-
-
-@pytest.mark.parametrize("missing", ["repository", "revision"])
-def test_the_gpu_profile_says_which_part_of_the_model_is_not_named(missing: str) -> None:
-    with pytest.raises(RenderingRefused, match=rf"model\.hub\.{missing}: name the "):
-        render({f"model.hub.{missing}": ""}, profile="values-gpu.yaml")
-
-
-def test_the_packaged_model_is_refused_on_a_gpu() -> None:
-    with pytest.raises(RenderingRefused, match="packaged model"):
-        render({"verifiers.main.gpu.count": 1})
-
-
-def test_a_prefetch_job_fills_the_claim_and_is_another_job_for_another_revision() -> None:
-    def job(revision: str) -> Manifest:
-        hub = {"repository": "some/model", "revision": revision, "prefetchJob": True}
-        values = {
-            "model": {"source": "hub", "hub": hub},
-            "verifiers.main.cache": {"type": "claim"},
-        }
-        jobs = [item for item in render(values).objects() if item["kind"] == "Job"]
-        return jobs[0]
-
-    first, second = job("0" * 40), job("1" * 40)
-
-    assert first["metadata"]["name"] != second["metadata"]["name"]
-    assert first["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
-
-
-def test_a_draft_pools_model_is_its_own() -> None:
-    values = {
-        "drafts.ngram.model": {"source": "claim", "claimName": "drafters", "path": "small"},
-    }
-    variables = {item["name"]: item.get("value") for item in container_of(DRAFT, values)["env"]}
-
-    assert variables["DRAFT_MODEL"] == "/models/small"
-    assert "DRAFT_MODEL" not in str(container_of(DRAFT)["env"])
 
 
 def test_gpus_are_requested_and_shared_memory_is_mounted() -> None:

@@ -31,7 +31,8 @@ def changed(values: dict[str, object], *, profile: str = PROD) -> set[tuple[str,
             "drafts.ngram.model": {
                 "source": "hub",
                 "hub": {"repository": "drafters/small", "revision": "0" * 40},
-            }
+            },
+            "drafts.ngram.engine": "onnx",
         },
         {"drafts.ngram.engine": "another"},
         {"drafts.ngram.settings.max_draft_tokens": 12},

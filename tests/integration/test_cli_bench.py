@@ -136,7 +136,9 @@ async def test_lossless_shows_nothing_without_drafts(
     verifier.script = script
 
     assert await command("lossless", running, prompts) == 1
-    assert "nothing shown" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "nothing shown" in shown
+    assert "ask for longer answers (--max-tokens)" in shown
 
 
 @pytest_asyncio.fixture

@@ -123,6 +123,24 @@ async def test_flag_that_a_service_does_not_know_is_named(tmp_path: Path) -> Non
     assert "--max-runing" in command.said[-2]
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--draft", "sufix"), "unknown drafter 'sufix'; known: composite, ngram"),
+        (("--draft-args=--ngram-min-len 99",), "setting ngram_min_len"),
+    ],
+)
+async def test_draft_service_that_refuses_its_settings_ends_the_command(
+    flags: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    async with up(tmp_path, *TINY, *flags) as command:
+        assert await command.ends() == 2
+
+    assert command.said[-2].startswith("paceline: error: draft ended with code 2: ")
+    assert told in command.said[-2]
+    assert "restarting" not in "".join(command.said)
+
+
 async def _generated(command: UpCommand) -> tuple[int, ...]:
     return (await _generation(command)).token_ids
 

@@ -17,6 +17,7 @@ from paceline.cli.checks import (
     guarded,
 )
 from paceline.cli.doctor import examined
+from paceline.cli.main import main
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import types_pb2
 from tests.doubles.idle_drafter import Capabilities, drafter
@@ -46,6 +47,19 @@ async def test_healthy_gateway_has_nothing_wrong() -> None:
 
     assert {finding.level for finding in findings} == {Level.FINE}
     assert any("1 of 1 verifiers ready" in finding.cause for finding in findings)
+
+
+async def test_without_an_address_the_gateway_of_the_environment_is_examined(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway = ScriptedGateway()
+    gateway.models.append(_model())
+
+    async with serving(gateway):
+        monkeypatch.setenv("PACELINE_ADDRESS", gateway.address)
+        assert await asyncio.to_thread(main, ["doctor"]) == 0
+
+    assert f"gateway {gateway.address}" in capsys.readouterr().out
 
 
 async def test_gateway_that_is_not_ready_is_wrong() -> None:

@@ -3,12 +3,14 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from typing import Any
 
 import pytest
 
 from paceline.cli.main import main
 from paceline.errors import InvalidRequest, Unavailable
 from paceline.v1 import generation_service_pb2 as messages
+from paceline.v1 import types_pb2
 from tests.doubles.scripted_gateway import (
     ScriptedGateway,
     Turn,
@@ -42,6 +44,29 @@ async def test_text_goes_to_stdout_and_figures_to_stderr(
     assert "3 of 6 accepted, 2.50 tokens per step, pool ngram" in shown.err
     assert "without drafts because of: load" in shown.err
     assert "seed: 7" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        (
+            {"num_spec_steps": 9, "num_empty_steps": 9, "pool": "ngram"},
+            "drafts: none, in 9 of 9 steps no tree had come in time or was worth a row, pool ngram",
+        ),
+        ({"num_spec_steps": 9}, "drafts: none\n"),
+        ({"pool": "ngram"}, "drafts: none, the answer needed no step that could use one"),
+    ],
+)
+async def test_answer_without_drafts_says_why(
+    record: dict[str, Any], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = messages.StreamGenerateResponse(
+        summary=messages.Summary(speculation=types_pb2.SpeculationStats(**record))
+    )
+
+    await _run(ScriptedGateway(Turn((started(), delta("Hi"), finished(), end))), "hi", "--stats")
+
+    assert told in capsys.readouterr().err
 
 
 async def test_json_is_one_object_with_ids(capsys: pytest.CaptureFixture[str]) -> None:

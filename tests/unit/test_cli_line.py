@@ -14,7 +14,8 @@ def _plan(folder: Path, draft: str) -> LinePlan:
 
 
 @pytest.mark.parametrize(
-    ("draft", "pool"), [("ngram", "ngram"), ("none", ""), ("drafts.example:50052", "remote")]
+    ("draft", "pool"),
+    [("ngram", "ngram"), ("plug", "plug"), ("none", ""), ("drafts.example:50052", "remote")],
 )
 def test_pool_is_named_for_where_drafts_come_from(draft: str, pool: str, tmp_path: Path) -> None:
     assert _plan(tmp_path, draft).pool == pool
@@ -27,6 +28,13 @@ def test_services_are_told_each_others_addresses(tmp_path: Path) -> None:
     assert f"ngram={line.draft.spec.address}" in line.verifier.spec.arguments
     assert line.verifier.spec.address in line.gateway.spec.arguments
     assert line.address == line.gateway.spec.address
+
+
+def test_drafter_of_another_distribution_is_left_to_the_draft_service(tmp_path: Path) -> None:
+    line = Line(_plan(tmp_path, "plug"))
+
+    assert line.draft is not None
+    assert line.draft.spec.arguments == ("--drafter", "plug")
 
 
 def test_line_without_drafter_names_no_pool(tmp_path: Path) -> None:
@@ -66,6 +74,18 @@ def test_status_says_that_the_pool_drafts(tmp_path: Path) -> None:
             DraftPool("remote", available=False, cause="mismatch", detail="bb, not aa", drafter=""),
             "serving without drafts: the draft service at drafts.example:1 cannot be used "
             "(mismatch: bb, not aa)",
+        ),
+        (
+            "suffix",
+            DraftPool(
+                "suffix",
+                available=False,
+                cause="unreachable",
+                detail="UNAVAILABLE: the drafter is warming up",
+                drafter="",
+            ),
+            "serving; drafts start once the drafter is ready: the first start of suffix and "
+            "composite compiles for about a minute",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import socket
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from paceline.cli import doctor
 from paceline.cli.address import bindable_address, split_address
-from paceline.cli.main import main
+from paceline.cli.main import build_parser, main
 from paceline.errors import ConfigurationError
 
 
@@ -26,7 +27,8 @@ def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         (["up"], "one of the arguments --model --gguf --demo is required"),
         (["up", "--model", "missing-folder"], "--model missing-folder: there is no such folder"),
         (["up", "--gguf", "missing.gguf"], "--gguf missing.gguf: there is no such file"),
-        (["up", "--demo", "--draft", "eagle"], "--draft is host:port"),
+        (["up", "--demo", "--draft", "eagle:x"], "--draft is host:port"),
+        (["up", "--demo", "--draft", "a,b"], "--draft is the name of a drafter"),
         (["generate", "--no-draft", "--draft", "x"], "not allowed with argument"),
         (["fly"], "invalid choice: 'fly'"),
         ([], "required: COMMAND"),
@@ -40,6 +42,19 @@ def test_misuse_is_one_line_and_code_2(
     shown = capsys.readouterr().err
     assert message in shown
     assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["up", "generate", "bench", "lossless", "doctor"])
+def test_every_flag_says_what_it_does_and_its_default(command: str) -> None:
+    (commands,) = (
+        action.choices
+        for action in build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    for flag in commands[command]._actions:
+        assert flag.help, flag.dest
+        if flag.default not in (None, False, [], "", argparse.SUPPRESS):
+            assert "default" in flag.help, flag.dest
 
 
 def test_port_in_use_is_named_before_anything_starts(

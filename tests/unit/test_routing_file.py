@@ -31,6 +31,16 @@ def test_reads_pools_weights_and_default(tmp_path: Path) -> None:
     assert read.weights == {"blue": 3, "green": 1}
 
 
+def test_the_documented_file_names_a_pool_that_gets_nothing_yet(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "drafters.md").read_text()
+    example = page.partition("```yaml\n# routing.yaml")[2].partition("```")[0]
+
+    read = read_routing(written(tmp_path / "r.yaml", example))
+
+    assert read == Routing("", {"suffix": "127.0.0.1:50061"}, {"suffix": 0})
+    assert read.pool_at(0.5) == ""
+
+
 def test_an_empty_file_has_no_pools(tmp_path: Path) -> None:
     assert read_routing(written(tmp_path / "r.yaml", "")) == Routing()
 

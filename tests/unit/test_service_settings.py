@@ -53,6 +53,12 @@ def test_pools_come_from_repeated_flags() -> None:
     assert settings.pools == {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
 
 
+def test_pools_come_from_one_flag_with_commas() -> None:
+    settings = _load("--pools", "ngram=a:1,suffix=b:2")
+
+    assert settings.pools == {"ngram": "a:1", "suffix": "b:2"}
+
+
 def test_pools_come_from_a_map_in_the_file(tmp_path: Path) -> None:
     path = _file(tmp_path, "pools:\n  a: 127.0.0.1:1\n  b: 127.0.0.1:2\n")
 

@@ -196,6 +196,29 @@ def test_folder_without_weights_is_refused(folder: Path) -> None:
     assert "no *.safetensors" in refusal(folder)
 
 
+@pytest.mark.parametrize(
+    ("file", "addition", "method"),
+    [
+        ("config.json", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ("config.json", {"text_config": {"quantization_config": {"quant_method": "awq"}}}, "awq"),
+        ("config.json", {"compression_config": {}, "quantization_config": {"bits": 4}}, "unknown"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "modelopt"),
+    ],
+)
+def test_quantised_weights_are_refused(
+    folder: Path, file: str, addition: dict[str, object], method: str
+) -> None:
+    """Their scales would be dropped without a word, and every token be wrong."""
+    path = folder / file
+    stated = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(stated | addition))
+
+    message = refusal(folder)
+
+    assert f"no quantised weights ({method}" in message
+    assert "take the BF16/FP16 release, or engine tensorrt-llm" in message
+
+
 def test_corrupt_weights_are_refused(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])

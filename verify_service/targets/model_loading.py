@@ -24,6 +24,8 @@ from verify_service.targets.target import TargetInfo
 
 _REMEDY = "choose a decoder-only model with softmax attention, such as Llama, Qwen or Gemma 3"
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_MODELOPT_FILE = "hf_quant_config.json"
+"""Where NVIDIA's ModelOpt states how it quantised, some releases only there."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"longrope", "dynamic"})
 
 
@@ -31,6 +33,7 @@ def load_model(model_dir: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Load the weights on CPU; raises ``ConfigurationError``."""
     config = _load_config(model_dir)
     check_supported(config)
+    _check_unquantised(model_dir)
     weights = list(model_dir.glob("*.safetensors"))
     if not weights:
         raise ConfigurationError(
@@ -64,6 +67,18 @@ def check_supported(config: PretrainedConfig) -> None:
         raise _unsupported(config, f"its {kinds} layers hold a state that cannot branch or rewind")
     if getattr(text, "use_bidirectional_attention", False):
         raise _unsupported(config, "its attention looks ahead")
+
+
+def _check_unquantised(model_dir: Path) -> None:
+    """Raise ``ConfigurationError`` for weights that would load without their scales."""
+    config = read_model_folder(model_dir).config
+    stated = config.get("quantization_config") or config.get("compression_config")
+    if stated or (model_dir / _MODELOPT_FILE).exists():
+        method = stated.get("quant_method") if isinstance(stated, dict) else "modelopt"
+        raise ConfigurationError(
+            "setting model: the torch target loads no quantised weights "
+            f"({method or 'unknown method'}); take the BF16/FP16 release, or engine tensorrt-llm"
+        )
 
 
 def refuse(config: PretrainedConfig, cause: str) -> ConfigurationError:

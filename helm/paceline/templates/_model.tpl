@@ -26,7 +26,7 @@
 {{- define "paceline.modelEnv" -}}
 - name: HF_HUB_OFFLINE
   value: "1"
-{{- if and (eq .component "draft") (include "paceline.modelFolder" .) }}
+{{- if and (eq .component "draft") (not (has .spec.engine (include "paceline.ownDrafters" . | fromYamlArray))) (include "paceline.modelFolder" .) }}
 - name: DRAFT_MODEL
   value: {{ include "paceline.modelFolder" . }}
 {{- end }}

@@ -58,6 +58,11 @@ routing: /etc/paceline/routing/routing.yaml
 {{- define "paceline.draftSettings" -}}
 name: {{ .pool }}
 drafter: {{ .spec.engine }}
+{{- if has .spec.engine (list "onnx" "composite") }}
+{{- with include "paceline.modelFolder" . }}
+onnx_model: {{ . }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "paceline.settingsConfigMap" -}}
