@@ -109,7 +109,7 @@ def swap_steps(tmp_path_factory: pytest.TempPathFactory, values: Path) -> list[O
     paths = {"my-values.yaml": str(values), "swap.yaml": str(swap)}
     arguments = [paths.get(word, word) for word in shlex.split(command[1])]
     arguments = [str(ROOT / word) if word.startswith("helm/") else word for word in arguments]
-    found = []
+    found: list[Objects] = []
     for shown in ["{}", *(text for text in blocks("yaml") if SWAP in text)]:
         swap.write_text(shown, encoding="utf-8")
         found.append(Rendered(run_helm("helm4", "template", *arguments)).by_key())
