@@ -10,8 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from bench import (
+    ahead,
     budget,
     budget_sweep,
+    drafters,
     failover,
     first_token,
     flip,
@@ -20,6 +22,8 @@ from bench import (
     load_curve,
     losslessness,
     onnx_drafter,
+    plain_decoding,
+    shared_drafter,
     soak,
     speedups,
     structured,
@@ -46,7 +50,11 @@ SCRIPTS: Final[Mapping[str, Callable[[], Awaitable[list[Bar]]]]] = {
     "flip": flip.measure,
     "failover": failover.measure,
     "gateway-cost": gateway_cost.measure,
+    "plain": plain_decoding.measure,
     "onnx": onnx_drafter.measure,
+    "drafters": drafters.measure,
+    "ahead": ahead.measure,
+    "shared-drafter": shared_drafter.measure,
 }
 
 

@@ -38,11 +38,11 @@ def main() -> None:
     plain = _PlainSteps(options.model)
     print(f"{'context':>7} {'rows':>4} {'ms':>7} {'x 1 row':>7} {'plain ms':>8} {'plain/ours':>10}")
     for context_len in CONTEXTS:
-        target.forward(FlatBatch((_chain(0, context_len),)))
+        target.forward(FlatBatch((chain(0, context_len),)))
         plain.prefill(context_len)
         one_row = 0.0
         for num_rows in ROWS:
-            batch = FlatBatch((_chain(context_len, num_rows),))
+            batch = FlatBatch((chain(context_len, num_rows),))
             ours = _median_ms(partial(target.forward, batch), options.repeats)
             theirs = _median_ms(partial(plain.step, num_rows), options.repeats)
             one_row = one_row or ours
@@ -78,7 +78,8 @@ class _PlainSteps:
         self._model(torch.tensor([list(token_ids)]), cache=self._cache, use_cache=True)
 
 
-def _chain(context_len: int, num_rows: int) -> RowSpan:
+def chain(context_len: int, num_rows: int) -> RowSpan:
+    """Return rows that follow one another after a context, with logits for each."""
     num_blocks = -(-(context_len + num_rows) // BLOCK_SIZE)
     return RowSpan(
         token_ids=tuple(range(num_rows)),
