@@ -143,6 +143,7 @@ class ReplayedVerifier:
         }
         self._tallies = {number: Tally() for number in self._sessions}
         self._warming = Tally()
+        self._sending: asyncio.Task[None] | None = None
 
     async def run(self, address: str) -> list[Tally]:
         """Replay all recordings side by side; return one tally for each, in order."""
@@ -177,7 +178,8 @@ class ReplayedVerifier:
             closes = [SessionClose(session_id=e.session_id) for e in running if e.has_ended]
             self._send(call, DraftRequest(commits=commits, closes=closes))
             number += 1
-        await asyncio.sleep(self._pace.one_way_seconds)
+        if self._sending is not None:
+            await self._sending
 
     def _send(
         self, call: grpc.aio.StreamStreamCall[DraftRequest, DraftResponse], message: DraftRequest
