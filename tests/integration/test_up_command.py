@@ -126,7 +126,7 @@ async def test_flag_that_a_service_does_not_know_is_named(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--draft", "sufix"), "unknown drafter 'sufix'; known: composite, ngram"),
+        (("--draft", "crystal-ball"), "unknown drafter 'crystal-ball'; known: composite, ngram"),
         (("--draft-args=--ngram-min-len 99",), "setting ngram_min_len"),
     ],
 )
