@@ -26,7 +26,7 @@ from draft_service.merged_tree import MergedTree, merge_trees, with_estimates
 from draft_service.mixing import Mixer
 from draft_service.payoff import Payoff
 from paceline.errors import ConfigurationError
-from paceline.tree import ROOT, TokenTree
+from paceline.tree import TokenTree
 
 _MAX_WORKLOADS: Final = 256
 _WORKLOAD_RATE: Final = 0.2
@@ -172,7 +172,7 @@ class CompositeSession:
         if not costly:
             return
         num_held_cheaply = max(
-            (_num_held(self._drafts[member].tree, token_ids) for member in self._drafter.cheap),
+            (self._drafts[member].tree.num_held(token_ids) for member in self._drafter.cheap),
             default=0,
         )
         self._held_cheaply += _RECENCY * (num_held_cheaply - self._held_cheaply)
@@ -284,14 +284,3 @@ def _expected_tokens(tree: TokenTree) -> float:
     for parent, log_prob in zip(tree.parents, tree.log_probs, strict=True):
         reached.append(reached[parent] * math.exp(log_prob))
     return sum(reached) - 1.0
-
-
-def _num_held(tree: TokenTree, token_ids: Sequence[int]) -> int:
-    """Return how many of the tokens the tree holds as a path from its root."""
-    node = ROOT
-    for num_held, token_id in enumerate(token_ids):
-        child = tree.child(node, token_id)
-        if child is None:
-            return num_held
-        node = child
-    return len(token_ids)

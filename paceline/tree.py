@@ -88,6 +88,16 @@ class TokenTree:
         pairs = zip(self.token_ids, self.parents, strict=True)
         return tuple(token_id for token_id, parent in pairs if parent == node)
 
+    def num_held(self, token_ids: Sequence[int]) -> int:
+        """Return how many of the tokens the tree holds as a path from its root."""
+        node = ROOT
+        for num_held, token_id in enumerate(token_ids):
+            child = self.child(node, token_id)
+            if child is None:
+                return num_held
+            node = child
+        return len(token_ids)
+
     def after(self, token_ids: Sequence[int]) -> TokenTree | None:
         """Return what continues the path of ``token_ids``; None if the tree does not hold it."""
         top = ROOT

@@ -1,8 +1,10 @@
-"""Hypothesis strategies for token trees."""
+"""Hypothesis strategies for token trees, and what holds of all trees that drafters send."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from itertools import pairwise
 
 from hypothesis import strategies as st
 
@@ -30,3 +32,19 @@ def token_trees(draw: st.DrawFn, max_nodes: int = 10) -> TokenTree:
         log_probs.append(math.log(share))
         left[len(token_ids)] = 1.0
     return TokenTree(tuple(token_ids), tuple(parents), tuple(log_probs))
+
+
+def sibling_sums(tree: TokenTree) -> dict[int, float]:
+    """Return the sum of the children's probabilities for each node."""
+    sums: dict[int, float] = defaultdict(float)
+    for parent, log_prob in zip(tree.parents, tree.log_probs, strict=True):
+        sums[parent] += math.exp(log_prob)
+    return sums
+
+
+def paths_are_ordered(tree: TokenTree) -> bool:
+    """Return whether likelier nodes come first, by the probability of their paths."""
+    costs = [0.0]
+    for parent, log_prob in zip(tree.parents, tree.log_probs, strict=True):
+        costs.append(costs[parent] - log_prob)
+    return all(first <= second + 1e-9 for first, second in pairwise(costs))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from itertools import pairwise
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_service.drafter import DraftLimits, SessionSpec
 from draft_service.ngram import NgramOptions, NgramSession
-from paceline.tree import TokenTree
+from tests.doubles.token_trees import paths_are_ordered, sibling_sums
 
 TOKENS = st.integers(min_value=0, max_value=6)
 TEXTS = st.lists(TOKENS, max_size=150)
@@ -21,22 +17,6 @@ LIMITS = st.builds(
     max_draft_tokens=st.integers(min_value=1, max_value=64),
     max_tree_depth=st.integers(min_value=0, max_value=64),
 )
-
-
-def sibling_sums(tree: TokenTree) -> dict[int, float]:
-    """Return the sum of the children's probabilities for each node."""
-    sums: dict[int, float] = defaultdict(float)
-    for parent, log_prob in zip(tree.parents, tree.log_probs, strict=True):
-        sums[parent] += math.exp(log_prob)
-    return sums
-
-
-def paths_are_ordered(tree: TokenTree) -> bool:
-    """Return whether likelier nodes come first, by the probability of their paths."""
-    costs = [0.0]
-    for parent, log_prob in zip(tree.parents, tree.log_probs, strict=True):
-        costs.append(costs[parent] - log_prob)
-    return all(first <= second + 1e-9 for first, second in pairwise(costs))
 
 
 @given(prompt=TEXTS, predicted=TEXTS, commits=COMMITS, limits=LIMITS)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +10,7 @@ from draft_service.drafter import DraftLimits, SessionSpec
 from draft_service.suffix import SuffixDrafter, SuffixOptions
 from draft_service.suffix_session import SuffixSession, Workspace
 from paceline.tree import TokenTree
+from tests.doubles.token_trees import paths_are_ordered, sibling_sums
 
 pytestmark = pytest.mark.timeout(300)  # the first test may compile
 
@@ -32,22 +29,6 @@ TURNS = st.lists(
     max_size=10,
 )
 WORKSPACE = Workspace()
-
-
-def sibling_sums(tree: TokenTree) -> dict[int, float]:
-    """Return the sum of the children's probabilities for each node."""
-    sums: dict[int, float] = defaultdict(float)
-    for parent, log_prob in zip(tree.parents, tree.log_probs, strict=True):
-        sums[parent] += math.exp(log_prob)
-    return sums
-
-
-def paths_are_ordered(tree: TokenTree) -> bool:
-    """Return whether likelier nodes come first, by the probability of their paths."""
-    costs = [0.0]
-    for parent, log_prob in zip(tree.parents, tree.log_probs, strict=True):
-        costs.append(costs[parent] - log_prob)
-    return all(first <= second + 1e-9 for first, second in pairwise(costs))
 
 
 @given(prompt=TEXTS, predicted=TEXTS, commits=COMMITS, limits=LIMITS)

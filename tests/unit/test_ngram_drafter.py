@@ -23,17 +23,6 @@ def probability(tree: TokenTree, token_id: int) -> float:
     return 0.0 if node is None else math.exp(tree.log_probs[node - 1])
 
 
-def agreed_len(tree: TokenTree, token_ids: list[int]) -> int:
-    """Return how many tokens a target that says these would accept."""
-    node, accepted = ROOT, 0
-    for token_id in token_ids:
-        child = tree.child(node, token_id)
-        if child is None:
-            break
-        node, accepted = child, accepted + 1
-    return accepted
-
-
 def test_a_text_without_repetition_gets_an_empty_tree() -> None:
     assert session_over(PASSAGE).propose(LIMITS).tree == TokenTree()
 
@@ -46,7 +35,7 @@ def test_an_empty_session_gets_an_empty_tree() -> None:
 def test_a_copied_passage_is_proposed_to_its_end() -> None:
     draft = session_over([*PASSAGE, 7, *PASSAGE[:10]]).propose(LIMITS)
 
-    assert agreed_len(draft.tree, PASSAGE[10:]) >= 32
+    assert draft.tree.num_held(PASSAGE[10:]) >= 32
 
 
 def test_a_proposal_reaches_deeper_than_one_verification_after_some_success() -> None:
@@ -94,13 +83,13 @@ def test_more_occurrences_that_agree_claim_more() -> None:
 def test_a_repetition_goes_on_beyond_the_end_of_the_text() -> None:
     tree = session_over([5, 6, 7] * 10).propose(LIMITS).tree
 
-    assert agreed_len(tree, [5, 6, 7] * 10) >= 24
+    assert tree.num_held([5, 6, 7] * 10) >= 24
 
 
 def test_the_predicted_output_is_proposed_from_the_first_token() -> None:
     tree = session_over([1, 2, 3], predicted=PASSAGE).propose(LIMITS).tree
 
-    assert agreed_len(tree, PASSAGE) >= 4
+    assert tree.num_held(PASSAGE) >= 4
     assert probability(tree, PASSAGE[0]) > 0.3
 
 

@@ -30,17 +30,6 @@ def probability(tree: TokenTree, token_id: int) -> float:
     return 0.0 if node is None else math.exp(tree.log_probs[node - 1])
 
 
-def agreed_len(tree: TokenTree, token_ids: list[int]) -> int:
-    """Return how many tokens a target that says these would accept."""
-    node, accepted = ROOT, 0
-    for token_id in token_ids:
-        child = tree.child(node, token_id)
-        if child is None:
-            break
-        node, accepted = child, accepted + 1
-    return accepted
-
-
 def test_a_text_without_repetition_gets_an_empty_tree() -> None:
     assert session_over(PASSAGE).propose(LIMITS).tree == TokenTree()
 
@@ -53,7 +42,7 @@ def test_an_empty_session_gets_an_empty_tree() -> None:
 def test_a_copied_passage_is_proposed_to_its_end() -> None:
     draft = session_over([*PASSAGE, 7, *PASSAGE[:10]]).propose(LIMITS)
 
-    assert agreed_len(draft.tree, PASSAGE[10:]) >= 32
+    assert draft.tree.num_held(PASSAGE[10:]) >= 32
 
 
 def test_different_continuations_become_siblings_the_more_frequent_one_likelier() -> None:
@@ -89,13 +78,13 @@ def test_more_occurrences_that_agree_claim_more() -> None:
 def test_a_repetition_goes_on_beyond_the_end_of_the_text() -> None:
     tree = session_over([5, 6, 7] * 10).propose(LIMITS).tree
 
-    assert agreed_len(tree, [5, 6, 7] * 10) >= 24
+    assert tree.num_held([5, 6, 7] * 10) >= 24
 
 
 def test_the_predicted_output_is_proposed_from_the_first_token() -> None:
     tree = session_over([1, 2, 3], predicted=PASSAGE).propose(LIMITS).tree
 
-    assert agreed_len(tree, PASSAGE) >= 8
+    assert tree.num_held(PASSAGE) >= 8
     assert probability(tree, PASSAGE[0]) > 0.3
 
 
@@ -183,7 +172,7 @@ def test_a_long_prompt_is_taken_in_by_several_calls() -> None:
     assert len(drafts) == 3
     assert all(draft.tree == TokenTree() for draft in drafts[:-1])
     assert drafts[-1].base_len == len(prompt) + 84
-    assert agreed_len(drafts[-1].tree, PASSAGE[24:]) >= 8
+    assert drafts[-1].tree.num_held(PASSAGE[24:]) >= 8
 
 
 def test_a_session_of_8k_tokens_takes_less_than_a_megabyte() -> None:
@@ -201,9 +190,9 @@ def test_an_earlier_output_of_the_tenant_is_drafted() -> None:
 
     session = drafter.open(SessionSpec([4, 5, *PASSAGE[:6]], prompt_len=8, tenant="a"))
 
-    assert agreed_len(session.propose(LIMITS).tree, PASSAGE[6:]) >= 6
+    assert session.propose(LIMITS).tree.num_held(PASSAGE[6:]) >= 6
     session.commit(8, [9, *PASSAGE[20:25]])
-    assert agreed_len(session.propose(LIMITS).tree, PASSAGE[25:]) >= 6
+    assert session.propose(LIMITS).tree.num_held(PASSAGE[25:]) >= 6
 
 
 def test_a_prompt_is_not_an_output() -> None:
@@ -300,7 +289,7 @@ def test_commits_go_on_while_other_sessions_turn_the_generations_of_the_corpus()
     session.commit(960, PASSAGE[:6])
 
     assert corpus.num_turns >= 2
-    assert agreed_len(session.propose(LIMITS).tree, PASSAGE[6:]) >= 6
+    assert session.propose(LIMITS).tree.num_held(PASSAGE[6:]) >= 6
 
 
 def test_long_outputs_are_indexed_in_parts_and_cut_to_the_corpus() -> None:
