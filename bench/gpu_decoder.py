@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
+from verify_service.targets.attention_step import ScoreArithmetic
 from verify_service.targets.captured_forward import CapturedForward, GraphMaker, KvRoom
 from verify_service.targets.kv_cache import LayerShape, PagedKv
 from verify_service.targets.packed_attention import Kernel, PackedStep, Workspace
 from verify_service.targets.row_buckets import GraphShape, RowBuckets
 from verify_service.targets.static_inputs import StepInputs
-from verify_service.targets.tree_attention import ScoreArithmetic
 from verify_service.targets.tree_kernel import KernelTraits
 
 ROPE_BASE = 500_000.0

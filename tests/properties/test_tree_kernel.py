@@ -6,23 +6,18 @@ of torch) the last part is skipped.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.doubles.interpreter_run import needs_interpreter, needs_triton, run_inner_tests
+from verify_service.targets.attention_step import ScoreArithmetic
 from verify_service.targets.kv_cache import LayerShape, PagedKv
 from verify_service.targets.row_buckets import MAX_SPAN_ROWS, RowBuckets, num_tiles_of
 from verify_service.targets.target import FlatBatch, RowSpan
-from verify_service.targets.tree_attention import ScoreArithmetic, TreeAttention
+from verify_service.targets.tree_attention import TreeAttention
 from verify_service.targets.tree_kernel import (
     KernelInputs,
     KernelTraits,
@@ -32,13 +27,10 @@ from verify_service.targets.tree_kernel import (
 )
 from verify_service.targets.tree_kernel_inputs import InputLayout, ancestor_bits, pack
 
-ROOT = Path(__file__).resolve().parents[2]
 BLOCK = 4
 NUM_BLOCKS = 96
 MAX_SPANS = 4
 MAX_BLOCKS = 24
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def span(rng: np.random.Generator, blocks: list[int], context: int, rows: int) -> RowSpan:
@@ -185,26 +177,13 @@ def test_the_last_of_64_rows_keeps_its_sign_bit() -> None:
     assert int(ancestor_bits(chain)[-1]) == -1
 
 
-@pytest.mark.skipif(not HAS_TRITON, reason="triton comes with GPU builds of torch")
-@pytest.mark.skipif(IN_INTERPRETER, reason="this is the inner run")
+@needs_triton
 @pytest.mark.timeout(300)
 def test_the_kernel_agrees_with_the_reference_in_the_interpreter() -> None:
-    """Another process: the interpreter is chosen when triton is imported."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", __file__, "-k", "inner"]
-    outcome = subprocess.run(  # noqa: S603 ourselves
-        command,
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert outcome.returncode == 0, json.dumps(outcome.stdout[-3000:])
-    assert "1 passed" in outcome.stdout
+    run_inner_tests(__file__, num_tests=1)
 
 
-@pytest.mark.skipif(not (HAS_TRITON and IN_INTERPRETER), reason="needs TRITON_INTERPRET=1")
+@needs_interpreter
 @pytest.mark.timeout(240)
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**16), shapes=SHAPES, traits=TRAITS)

@@ -15,12 +15,12 @@ from tests.doubles.recorded_graphs import RecordedGraph, RecordingGraphs
 from tests.doubles.target_spans import BLOCK_SIZE, SpanSource
 from tests.doubles.tiny_models import CONFIGS, save_tiny_model
 from verify_service.targets import model_graphs
+from verify_service.targets.attention_step import LayerTraits, ScoreArithmetic
 from verify_service.targets.captured_forward import GraphMaker
 from verify_service.targets.kv_cache import LayerShape
 from verify_service.targets.model_graphs import Accelerator, accelerator_of
 from verify_service.targets.target import FlatBatch
 from verify_service.targets.torch_model import TorchTarget
-from verify_service.targets.tree_attention import LayerTraits, ScoreArithmetic
 
 CUDA = torch.device("cuda", 0)
 LAYER = LayerTraits(0, 4, LayerShape(2, 64), ScoreArithmetic(0.125, None), None)

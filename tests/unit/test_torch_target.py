@@ -11,7 +11,7 @@ from paceline.errors import ConfigurationError, EngineFailed
 from tests.doubles.target_spans import BLOCK_SIZE, SpanSource, with_logit_rows
 from tests.doubles.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny_model
 from verify_service.targets.fused_attention import FusedAttention
-from verify_service.targets.fused_layers import FusedMlp
+from verify_service.targets.fused_mlp import FusedMlp
 from verify_service.targets.fused_norm import DeviceRmsNorm
 from verify_service.targets.model_loading import check_supported
 from verify_service.targets.target import CONTEXT, FlatBatch, TargetModel

@@ -7,26 +7,23 @@ that is not recognised stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from verify_service.targets.exact_activations import exact_activation
-from verify_service.targets.fused_attention import RotaryTables, fused_attention
+from verify_service.targets.fused_attention import fused_attention
+from verify_service.targets.fused_mlp import fused_mlp
 from verify_service.targets.fused_norm import device_norm, fused_norm
+from verify_service.targets.head_rotation import RotaryTables
 from verify_service.targets.packed_linear import (
     Packing,
     exact_linear,
-    joined_linear,
-    linear_layers,
 )
 from verify_service.targets.tree_attention import TreeAttention
 
 _ACTIVATION_NAMES = ("act_fn", "activation_fn", "act", "activation")
-_MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 _SMALL_TABLE = 4096
 
 
@@ -56,7 +53,7 @@ def _fuse_whole_layers(
     tables = RotaryTables()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            fused = fused_attention(child, attention, tables, packing) or _fused_mlp(child, packing)
+            fused = fused_attention(child, attention, tables, packing) or fused_mlp(child, packing)
             if fused is not None:
                 setattr(parent, name, fused)
                 if packing is None:
@@ -67,29 +64,6 @@ def _release(replaced: torch.nn.Module) -> None:
     """Free weights that were joined: a device has no room for all of them twice."""
     for parameter in replaced.parameters():
         parameter.data = parameter.data.new_empty(0)
-
-
-class FusedMlp(torch.nn.Module):
-    """A gated MLP whose two inner projections are one."""
-
-    def __init__(
-        self,
-        layers: Sequence[torch.nn.Linear],
-        activation: torch.nn.Module,
-        packing: Packing | None,
-    ) -> None:
-        super().__init__()
-        gate, up, down = layers
-        self._inner = joined_linear([gate, up], packing)
-        self._down = exact_linear(down.weight, down.bias, packing)
-        self._width = down.in_features
-        self._activation = activation
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Return ``down(activation(gate) * up)``."""
-        inner = self._inner.forward(hidden_states)
-        gated = self._activation(inner[..., : self._width])
-        return self._down.forward(gated.mul_(inner[..., self._width :]))
 
 
 class HalfEmbedding(torch.nn.Module):
@@ -103,22 +77,6 @@ class HalfEmbedding(torch.nn.Module):
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Return float32 embeddings  # [...] -> [..., width]."""
         return functional.embedding(token_ids, self._weight).float().mul_(self._scale)
-
-
-def _fused_mlp(original: torch.nn.Module, packing: Packing | None) -> FusedMlp | None:
-    layers = linear_layers(original, _MLP_NAMES)
-    activation = getattr(original, "act_fn", None)
-    if layers is None or not isinstance(activation, torch.nn.Module):
-        return None
-    chosen = activation if packing is None else exact_activation(activation)
-    if chosen is None:
-        return None
-    fused = FusedMlp(layers, chosen, packing)
-    width = layers[0].in_features
-    sample = torch.linspace(-3.0, 2.0, 3 * width).view(1, 3, width).to(layers[0].weight)
-    expected = original(sample)
-    agrees = (fused(sample) - expected).abs().max() <= 0.02 * expected.abs().max()
-    return fused if agrees else None
 
 
 def _replacement(

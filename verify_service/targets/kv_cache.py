@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-
-SPARE_SLOTS = 16
-"""Slots past the last block, so that a read rounded up to whole columns stays inside."""
 
 Slots: TypeAlias = npt.NDArray[np.int64]
 
@@ -24,12 +22,17 @@ class LayerShape:
     head_dim: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerKv:
     """The keys and values of one layer."""
 
-    keys: torch.Tensor  # [num_slots + SPARE_SLOTS, num_kv_heads, head_dim]
+    keys: torch.Tensor  # [num_slots + 1, num_kv_heads, head_dim]
     values: torch.Tensor  # like keys
+
+    @cached_property
+    def arrays(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Keys and values as arrays over the same memory; only on CPU, in float32."""
+        return self.keys.numpy(), self.values.numpy()
 
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store one row per slot  # keys, values: [num_rows, num_kv_heads, head_dim]."""
@@ -53,7 +56,7 @@ class PagedKv:
         self.block_size = block_size
         self.spare_slot = num_blocks * block_size
         """Belongs to no block: what is written here is read by nobody."""
-        num_slots = num_blocks * block_size + SPARE_SLOTS
+        num_slots = num_blocks * block_size + 1
         self._stacks: list[torch.Tensor] = []  # [2, num_layers, num_slots, heads, head_dim] each
         by_layer: dict[int, LayerKv] = {}
         for shape in dict.fromkeys(shapes):

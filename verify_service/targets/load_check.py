@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from verify_service.targets.attention_step import LayerTraits
 from verify_service.targets.kv_cache import LayerShape
 from verify_service.targets.model_loading import refuse
 from verify_service.targets.target import CONTEXT, FlatBatch, RowSpan
-from verify_service.targets.tree_attention import LayerTraits, TreeAttention, attach
+from verify_service.targets.tree_attention import TreeAttention, attach
 
 _NUM_TOKENS = 8
 _FIRST_CHUNK = 5

@@ -9,6 +9,7 @@ import structlog
 import torch
 from transformers import PreTrainedModel
 
+from verify_service.targets.attention_step import LayerTraits
 from verify_service.targets.captured_forward import (
     CapturedForward,
     CudaGraphs,
@@ -26,7 +27,7 @@ from verify_service.targets.packed_attention import (
 from verify_service.targets.row_buckets import GraphShape, RowBuckets
 from verify_service.targets.static_inputs import StepInputs
 from verify_service.targets.target import FlatBatch, TargetInfo
-from verify_service.targets.tree_attention import LayerTraits, TreeAttention
+from verify_service.targets.tree_attention import TreeAttention
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 

@@ -9,11 +9,17 @@ from typing import TypeAlias
 
 import torch
 
+from verify_service.targets.attention_step import LayerTraits, ScoreArithmetic
 from verify_service.targets.kv_cache import LayerKv, LayerShape
 from verify_service.targets.row_buckets import GraphShape
 from verify_service.targets.static_inputs import StepInputs
-from verify_service.targets.tree_attention import LayerTraits, ScoreArithmetic
-from verify_service.targets.tree_kernel import KernelInputs, KernelTraits, Partials, attend
+from verify_service.targets.tree_kernel import (
+    KernelInputs,
+    KernelTraits,
+    Partials,
+    attend,
+    attend_reference,
+)
 
 Kernel: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, KernelInputs, KernelTraits, Partials, torch.Tensor],
@@ -28,6 +34,20 @@ def triton_kernel(device: torch.device) -> Kernel | None:
         return None
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     return attend if device.type == "cuda" or is_interpreted else None
+
+
+def reference_kernel(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    inputs: KernelInputs,
+    traits: KernelTraits,
+    partials: Partials,
+    out: torch.Tensor,
+) -> None:
+    """Do what the kernel does, in plain torch, for where Triton does not run; slow."""
+    del partials
+    attend_reference(queries, keys, values, inputs, traits, out)
 
 
 def kernel_traits(layers: Sequence[LayerTraits], block_size: int) -> tuple[KernelTraits, ...]:

@@ -18,8 +18,7 @@ import torch
 from verify_service.targets.kv_cache import Slots, slots_of
 from verify_service.targets.target import CONTEXT, FlatBatch, RowSpan
 
-COLUMNS = 16
-"""Keys and queries are rounded up to whole columns of this: there the kernels agree."""
+MIN_TILE_ROWS = 16
 
 MAX_SCORES = 1 << 21
 """Scores held at once; a longer span is attended in tiles of rows."""
@@ -42,11 +41,7 @@ class RowTile:
     """In the batch."""
     num_rows: int
     key_slots: slice | torch.Tensor
-    """Rounded up to whole columns; what the slots past ``num_keys`` hold is anyone's."""
-    num_keys: int
     mask: torch.Tensor  # [num_rows, 1, num_keys]: 0 or -inf
-    bag_indices: torch.Tensor  # [num_kv_heads * num_rows * num_queries * num_keys]
-    bag_offsets: torch.Tensor  # [num_kv_heads * num_rows * num_queries]
 
 
 @dataclass(slots=True)
@@ -56,8 +51,6 @@ class StepPlan:
     batch: FlatBatch
     block_size: int
     device: torch.device
-    with_bags: bool = True
-    """Whether tiles say where each query's values lie; only exact attention asks."""
     slots: torch.Tensor = field(init=False)  # [num_rows]
     _tiles: dict[HeadGroups, tuple[RowTile, ...]] = field(init=False, default_factory=dict)
 
@@ -85,31 +78,22 @@ class StepPlan:
         for span in self.batch.spans:
             sight = _Sight(span, heads.window)
             num_keys = span.context_len + span.num_rows
-            size = max(COLUMNS, MAX_SCORES // (num_heads * num_keys))
+            size = max(MIN_TILE_ROWS, MAX_SCORES // (num_heads * num_keys))
             for start in range(0, span.num_rows, size):
                 stop = min(start + size, span.num_rows)
-                yield self._build_tile(sight, heads, first_row, start, stop)
+                yield self._build_tile(sight, first_row, start, stop)
             first_row += span.num_rows
 
-    def _build_tile(
-        self, sight: _Sight, heads: HeadGroups, first_row: int, start: int, stop: int
-    ) -> RowTile:
+    def _build_tile(self, sight: _Sight, first_row: int, start: int, stop: int) -> RowTile:
         span = sight.span
         first_key = sight.first_key(start, stop)
         slots = slots_of(span.block_table, self.block_size, first_key, span.context_len + stop)
         mask = sight.mask(start, stop, first_key)
-        num_bags = heads.num_kv_heads * (stop - start) * heads.num_queries_per_kv_head
-        num_bags = num_bags if self.with_bags else 0
         return RowTile(
             first_row=first_row + start,
             num_rows=stop - start,
-            key_slots=_whole_columns(slots, self.device),
-            num_keys=len(slots),
+            key_slots=_as_range(slots, self.device),
             mask=torch.from_numpy(mask[:, None]).to(self.device),
-            bag_indices=_bag_indices(slots, heads.num_kv_heads, num_bags).to(self.device),
-            bag_offsets=torch.arange(
-                0, num_bags * len(slots), len(slots), dtype=torch.int32, device=self.device
-            ),
         )
 
 
@@ -153,15 +137,7 @@ def _ancestors(span: RowSpan) -> npt.NDArray[np.bool_]:
     return seen
 
 
-def _whole_columns(slots: Slots, device: torch.device) -> slice | torch.Tensor:
-    """Return the slots rounded up to whole columns, as a range if they are one."""
-    missing = -len(slots) % COLUMNS
+def _as_range(slots: Slots, device: torch.device) -> slice | torch.Tensor:
     if bool((np.diff(slots) == 1).all()):
-        return slice(int(slots[0]), int(slots[-1]) + 1 + missing)
-    return torch.from_numpy(np.pad(slots, (0, missing), mode="edge")).to(device)
-
-
-def _bag_indices(slots: Slots, num_kv_heads: int, num_bags: int) -> torch.Tensor:
-    per_head = slots * num_kv_heads + np.arange(num_kv_heads)[:, None]  # [num_kv_heads, num_keys]
-    bags = np.repeat(per_head.astype(np.int32), num_bags // num_kv_heads, axis=0)
-    return torch.from_numpy(bags.reshape(-1))
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return torch.from_numpy(slots).to(device)

@@ -97,7 +97,8 @@ class TargetModel(Protocol):
 
         Logit rows come in span order. A row's logits depend only on its own path: not on siblings,
         on the other spans or on the batch's shape (on CPU in float32: bit for bit). They are valid
-        until the next call.
+        until the next call. A target with a device may return before that is done; whoever reads
+        the logits waits.
         """
         ...
 

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.errors import ConfigurationError, EngineFailed
+from verify_service.targets.attention_step import LayerTraits
 from verify_service.targets.device_choice import (
     Weights,
     device_named,
@@ -27,7 +28,7 @@ from verify_service.targets.model_graphs import Accelerator, ModelGraphs, accele
 from verify_service.targets.model_loading import load_model, read_info
 from verify_service.targets.packed_linear import Packing, padded_rows
 from verify_service.targets.target import FlatBatch, TargetInfo
-from verify_service.targets.tree_attention import LayerTraits, TreeAttention
+from verify_service.targets.tree_attention import TreeAttention
 from verify_service.targets.tree_kernel_inputs import logit_rows_of
 
 

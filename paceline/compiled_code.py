@@ -1,0 +1,86 @@
+"""
+Functions compiled by numba, kept on disk.
+
+numba keeps compiled code beside its source, or where ``NUMBA_CACHE_DIR`` says, and compiles anew
+when the file of a function has changed, but not when a function that it calls has. Here the folder
+is therefore named for the text of all the files together. Where no folder can be written, each
+process compiles for itself: a slower start, nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial, wraps
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar, cast
+
+import numba
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+_OPTIONS: Final[dict[str, Any]] = {"error_model": "numpy"}
+
+
+def code_folder(files: Iterable[Path]) -> str:
+    """Return where code is kept that was compiled from ``files`` as they are now."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.read_bytes())
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    user_folder = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    parent = Path(chosen) if chosen else Path(user_folder) / "paceline" / "numba"
+    return str(parent / digest.hexdigest()[:16])
+
+
+def compiled_part(
+    function: Callable[Parameters, Result], **options: Any
+) -> Callable[Parameters, Result]:
+    """Return the function compiled as part of the compiled functions that call it."""
+    return cast(Callable[Parameters, Result], numba.njit(**_OPTIONS, **options)(function))
+
+
+def compiled_entry(
+    function: Callable[Parameters, Result],
+    folder: str,
+    signature: str | None = None,
+    **options: Any,
+) -> Callable[Parameters, Result]:
+    """
+    Return the function compiled at its first call from Python, or read from ``folder`` then.
+
+    With ``signature`` there is one version of it, for these types; others are a ``TypeError``.
+    """
+
+    @cache
+    def dispatcher() -> Callable[Parameters, Result]:
+        make: Any = partial(numba.njit, signature, **_OPTIONS, **options)
+        with _caching_in(folder):
+            try:
+                made = make(cache=True)(function)
+            except RuntimeError:  # "no locator available": no folder can be written
+                made = make()(function)
+        return cast(Callable[Parameters, Result], made)
+
+    if signature is None:
+        return dispatcher()
+
+    @wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        return dispatcher()(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _caching_in(folder: str) -> Iterator[None]:
+    config = vars(numba.config)
+    former = config["CACHE_DIR"]
+    config["CACHE_DIR"] = folder
+    try:
+        yield
+    finally:
+        config["CACHE_DIR"] = former
