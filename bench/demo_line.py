@@ -9,9 +9,10 @@ from paceline.cli.line import Line, LinePlan
 from paceline.cli.model_source import demo_model
 
 BUILD: Final = Path("build")
+TINY_MODEL: Final = Path("tests/models/tiny")
 
 
-async def demo_line() -> Line:
-    """Return the line, not started; the model is converted the first time."""
-    model = await demo_model()
+async def demo_line(model: Path | None = None) -> Line:
+    """Return the line, not started; by default its model is converted the first time."""
+    model = model or await demo_model()
     return Line(LinePlan(model=model, log_folder=BUILD / "logs", max_restart_seconds=0.5))

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from bench.comparison import generate
 from bench.demo_line import BUILD, demo_line
@@ -27,13 +28,18 @@ class Recording:
 
 
 async def recordings(
-    prompts: Sequence[BenchPrompt], temperature: float, seed: int = 1
+    prompts: Sequence[BenchPrompt], temperature: float, seed: int = 1, model: Path | None = None
 ) -> list[Recording]:
-    """Return the model's outputs; they are generated the first time and kept in ``build``."""
-    asked = json.dumps([[asdict(prompt) for prompt in prompts], temperature, seed])
+    """
+    Return the outputs of a model, by default the demonstration model.
+
+    They are generated the first time and kept in ``build``.
+    """
+    which = [] if model is None else [str(model)]
+    asked = json.dumps([[asdict(prompt) for prompt in prompts], temperature, seed, *which])
     path = BUILD / f"recordings-{hashlib.sha256(asked.encode()).hexdigest()[:12]}.json"
     if not path.exists():
-        made = await _record(prompts, temperature, seed)
+        made = await _record(prompts, temperature, seed, model)
         path.write_text(json.dumps([asdict(recording) for recording in made]), encoding="utf-8")
     return [
         Recording(
@@ -48,9 +54,11 @@ async def recordings(
     ]
 
 
-async def _record(prompts: Sequence[BenchPrompt], temperature: float, seed: int) -> list[Recording]:
+async def _record(
+    prompts: Sequence[BenchPrompt], temperature: float, seed: int, model: Path | None
+) -> list[Recording]:
     made = []
-    async with await demo_line() as line, AsyncClient(line.address) as client:
+    async with await demo_line(model) as line, AsyncClient(line.address) as client:
         for prompt in prompts:
             async with progress(f"recording {prompt.name} at temperature {temperature:g}"):
                 run = await generate(

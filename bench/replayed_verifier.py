@@ -144,6 +144,7 @@ class ReplayedVerifier:
         self._tallies = {number: Tally() for number in self._sessions}
         self._warming = Tally()
         self._sending: asyncio.Task[None] | None = None
+        self._order = asyncio.Lock()
 
     async def run(self, address: str) -> list[Tally]:
         """Replay all recordings side by side; return one tally for each, in order."""
@@ -186,7 +187,8 @@ class ReplayedVerifier:
     ) -> None:
         async def later() -> None:
             await asyncio.sleep(self._pace.one_way_seconds)
-            await call.write(message)
+            async with self._order:  # a call takes one message at a time
+                await call.write(message)
 
         self._sending = asyncio.create_task(later())
 
