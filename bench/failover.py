@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +16,7 @@ from bench.bar import Bar
 from bench.kill_line import PROMPT, KillLine, Stream, kill, kill_line, restarted, running_streams
 from bench.step_watch import StepWatch, watching_steps
 from paceline.async_client import AsyncClient
+from paceline.cli.service_process import ServiceProcess
 from paceline.cli.terminal import say
 
 NUM_STREAMS: Final = 16
@@ -58,22 +59,19 @@ async def kill_verifiers(
     watched_seconds: float = WATCHED_SECONDS,
 ) -> Damage:
     """Kill one of two verifiers, at random moments, again and again."""
-    damage, dice = Damage(), random.Random(3)
     async with (
         kill_line(num_verifiers=2) as line,
         AsyncClient(line.gateway.spec.address) as client,
     ):
+
+        async def mend(victim: ServiceProcess) -> None:
+            await restarted(victim)
+            await line.until_whole(client)
+
         await line.until_whole(client)
         async with running_streams(client, num_streams) as streams:
-            for number in range(num_kills):
-                await asyncio.sleep(watched_seconds + dice.uniform(*RANDOM_PAUSE_SECONDS))
-                victim = dice.choice(line.verifiers)
-                at = await kill(victim)
-                await asyncio.sleep(watched_seconds)
-                _note_pauses(damage, streams, at, watched_seconds)
-                await restarted(victim)
-                await line.until_whole(client)
-                say(f"verifier kill {number + 1}: worst so far {max(damage.added_seconds):.2f} s")
+            kills = Kills(num_kills, watched_seconds, line.verifiers, mend)
+            damage = await kills.damage_to(streams, random.Random(3))
         damage.add_streams(streams)
     return damage
 
@@ -85,7 +83,7 @@ async def kill_draft_service(
     watched_seconds: float = WATCHED_SECONDS,
 ) -> Damage:
     """Kill the draft service at random moments; it is started again each time."""
-    damage, dice = Damage(), random.Random(4)
+    lost_steps: list[float] = []
     async with (
         kill_line(num_verifiers=1) as line,
         AsyncClient(line.gateway.spec.address) as client,
@@ -96,15 +94,42 @@ async def kill_draft_service(
             running_streams(client, num_streams) as streams,
             watching_steps(line.verifiers[0].spec.address, prompt) as watch,
         ):
-            for number in range(num_kills):
-                await asyncio.sleep(watched_seconds + dice.uniform(*RANDOM_PAUSE_SECONDS))
-                at = await kill(line.draft)
-                await asyncio.sleep(watched_seconds)
-                _note_pauses(damage, streams, at, watched_seconds)
-                damage.lost_steps.append(await _steps_lost_on_return(line, client, watch))
-                say(f"draft kill {number + 1}: lost steps {damage.lost_steps[-1]:.2f}")
+
+            async def mend(_: ServiceProcess) -> None:
+                lost_steps.append(await _steps_lost_on_return(line, client, watch))
+                say(f"lost steps {lost_steps[-1]:.2f}")
+
+            kills = Kills(num_kills, watched_seconds, [line.draft], mend)
+            damage = await kills.damage_to(streams, random.Random(4))
         damage.add_streams(streams)
+    damage.lost_steps = lost_steps
     return damage
+
+
+@dataclass(frozen=True, slots=True)
+class Kills:
+    """Kills of one of some processes, each watched and then mended."""
+
+    num_kills: int
+    watched_seconds: float
+    """Before each kill and after it."""
+    victims: Sequence[ServiceProcess]
+    mend: Callable[[ServiceProcess], Awaitable[None]]
+    """Brings back what was killed."""
+
+    async def damage_to(self, streams: Sequence[Stream], dice: random.Random) -> Damage:
+        """Kill at random moments and return what that did to running streams."""
+        damage, watched = Damage(), self.watched_seconds
+        for number in range(1, self.num_kills + 1):
+            await asyncio.sleep(watched + dice.uniform(*RANDOM_PAUSE_SECONDS))
+            victim = dice.choice(self.victims)
+            at = await kill(victim)
+            await asyncio.sleep(watched)
+            _note_pauses(damage, streams, at, watched)
+            await self.mend(victim)
+            worst = max(damage.added_seconds)
+            say(f"kill {number}, of {victim.spec.name}: worst pause so far {worst:.2f} s")
+        return damage
 
 
 async def _steps_lost_on_return(line: KillLine, client: AsyncClient, watch: StepWatch) -> float:

@@ -38,7 +38,7 @@ def load_graph(path: Path, provider: Provider, num_threads: int) -> tuple[Graph,
     except ImportError as error:
         raise ConfigurationError(
             f"setting drafter: onnx needs onnxruntime, which cannot be imported ({error}); "
-            "install the extra draft or draft-gpu"
+            "run `pip install '.[draft]'` in a clone, or '.[draft-gpu]' on CUDA"
         ) from error
     options = onnxruntime.SessionOptions()
     # A number of its own choice onnxruntime would pin to cores that others use as well.
@@ -70,6 +70,6 @@ def _providers(provider: Provider, runtime: _Runtime) -> list[str]:
     if provider == "cuda" and not has_cuda:
         raise ConfigurationError(
             "setting onnx_provider: this onnxruntime has no CUDA provider; "
-            "install the extra draft-gpu instead of draft, or choose cpu"
+            "run `pip install '.[draft-gpu]'` in a clone without onnxruntime, or choose cpu"
         )
     return [_CUDA, _CPU] if has_cuda and provider != "cpu" else [_CPU]

@@ -66,7 +66,7 @@ def _create_suffix(settings: DraftSettings) -> Drafter:
         from draft_service.suffix import SuffixDrafter, SuffixOptions
     except ImportError as error:
         raise ConfigurationError(
-            f"setting drafter: suffix needs pip install 'paceline[draft]': {error}"
+            f"setting drafter: suffix needs pip install '.[draft]' in a clone: {error}"
         ) from error
     return SuffixDrafter(
         SuffixOptions(

@@ -59,18 +59,16 @@ class Decoding:
                 return _WindowDetokenizer(self._tokenizer, skipped)
 
 
-class _BytePieces:
-    """The bytes of each token of a byte-level vocabulary."""
+class _BytePieces(dict[int, bytes]):
+    """The bytes of each token of a byte-level vocabulary, found out when first asked for."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
         self._byte_of = _byte_alphabet()
-        self._known: dict[int, bytes] = {}
 
-    def __getitem__(self, token_id: int) -> bytes:
-        piece = self._known.get(token_id)
-        if piece is None:
-            piece = self._known[token_id] = self._encode(token_id)
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self[token_id] = self._encode(token_id)
         return piece
 
     def _encode(self, token_id: int) -> bytes:
@@ -81,21 +79,19 @@ class _BytePieces:
             return token.encode()
 
 
-class _TextPieces:
+class _TextPieces(dict[int, str | int]):
     """The text of each token of a vocabulary with byte fallback; an int is a single byte."""
 
     def __init__(
         self, tokenizer: Tokenizer, replacements: Sequence[tuple[str, str]], *, has_bytes: bool
     ) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
         self._replacements = replacements
         self._has_bytes = has_bytes
-        self._known: dict[int, str | int] = {}
 
-    def __getitem__(self, token_id: int) -> str | int:
-        piece = self._known.get(token_id)
-        if piece is None:
-            piece = self._known[token_id] = self._decode(token_id)
+    def __missing__(self, token_id: int) -> str | int:
+        piece = self[token_id] = self._decode(token_id)
         return piece
 
     def _decode(self, token_id: int) -> str | int:
@@ -110,14 +106,19 @@ class _ByteDetokenizer:
     def __init__(self, pieces: _BytePieces, skipped: frozenset[int]) -> None:
         self._pieces = pieces
         self._skipped = skipped
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = b""
+        """The beginning of a character, at most three bytes."""
 
     def push(self, token_ids: Iterable[int]) -> str:
         pieces, skipped = self._pieces, self._skipped
-        return self._decoder.decode(b"".join([pieces[i] for i in token_ids if i not in skipped]))
+        content = self._rest + b"".join([pieces[i] for i in token_ids if i not in skipped])
+        text, num_read = codecs.utf_8_decode(content, "replace", False)
+        self._rest = content[num_read:]
+        return text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        rest, self._rest = self._rest, b""
+        return rest.decode(errors="replace")
 
 
 class _FallbackDetokenizer:

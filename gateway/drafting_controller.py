@@ -189,7 +189,7 @@ class DraftingController:
             return
         evidence, pool = self.workloads.evidence, tracked.choice.pool
         if pool:
-            evidence.add_step(tracked.key[1], pool, step)
+            evidence.add_step(sequence.wish.workload, pool, step)
         if before is not None:
             address = tracked.verifier.address
             cell = (address, self._load_classes.get(address, 0))

@@ -84,15 +84,14 @@ class Output:
         """Take in one step; after the end, nothing."""
         if self.ending is not None:
             return
-        room = self._limits.max_tokens - len(self.token_ids)
-        token_ids = step.token_ids[:room]
+        token_ids = step.token_ids[: self._limits.max_tokens - len(self.token_ids)]
         taken = self._text.push(self._shown(step, token_ids))
         is_cut = taken.matched is not None
         num_kept = taken.num_tokens if is_cut else len(token_ids)
         self._keep(step, token_ids[:num_kept], taken.text)
         if is_cut:
             self.ending = Ending(FinishReason.STOP, taken.matched)
-        elif step.finish_reason is not FinishReason.UNSPECIFIED:
+        elif step.finish_reason:
             self._end(Ending(step.finish_reason, step.matched_stop_token_id))
         elif len(self.token_ids) >= self._limits.max_tokens:
             self._end(Ending(FinishReason.LENGTH))
@@ -108,12 +107,14 @@ class Output:
 
     def _shown(self, step: Step, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Return the tokens with text: a stop token has none, unless asked for."""
-        is_stop_token = step.matched_stop_token_id is not None and token_ids == step.token_ids != ()
-        return token_ids[:-1] if is_stop_token and not self._include_stop else token_ids
+        if step.matched_stop_token_id is None or self._include_stop:
+            return token_ids
+        return token_ids[:-1] if token_ids == step.token_ids else token_ids
 
     def _keep(self, step: Step, token_ids: tuple[int, ...], text: str) -> None:
         self.token_ids.extend(token_ids)
-        self._logprobs.extend(step.logprobs[: len(token_ids)])
+        if step.logprobs:
+            self._logprobs.extend(step.logprobs[: len(token_ids)])
         self._text_waiting.write(text)
         if step.token_ids:
             self.statistics.add(step, len(token_ids))

@@ -140,9 +140,9 @@ class OutputRelay:
             self.cached_prompt_tokens = step.cached_prompt_tokens
             self.queue_seconds = step.queue_seconds
         self._controller.observe_step(self, step)
-        if step.fallback is not DraftFallback.UNSPECIFIED:
+        if step.fallback:
             self._note_fallback(step.fallback)
-        if step.finish_reason is not FinishReason.UNSPECIFIED:
+        if step.finish_reason:
             self._take_last(step)
         else:
             self._output.add(step)

@@ -34,7 +34,10 @@ class RunningMean:
     def add(self, figure: float) -> None:
         """Take in one more step."""
         self.num_steps += 1
-        self._value += max(self.WEIGHT, 1 / self.num_steps) * (figure - self._value)
+        weight = 1 / self.num_steps
+        if weight < self.WEIGHT:
+            weight = self.WEIGHT
+        self._value += weight * (figure - self._value)
 
     @property
     def value(self) -> float | None:
@@ -92,7 +95,10 @@ class PoolEvidence:
             self._make_room(self._seconds)
         else:
             self._seconds.move_to_end(cell)
-        pools.setdefault(pool, RunningMean()).add(seconds)
+        mean = pools.get(pool)
+        if mean is None:
+            mean = pools[pool] = RunningMean()
+        mean.add(seconds)
 
     def forget(self, workload: str, pool: str) -> None:
         """Measure anew."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.admission import Room
 from gateway.counters import Counters
+from gateway.doorbell import Doorbell
 from gateway.failover_budget import FailoverBudget
 from gateway.generation import FinishReason, Sampling, StatisticsLevel, TokenLogprobs
 from gateway.output_relay import OutputRelay
@@ -27,11 +29,10 @@ class Started:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What an output gained."""
+class Delta(NamedTuple):
+    """What an output gained; made for every message, so it is a tuple."""
 
-    index: int
+    output_index: int
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
@@ -132,7 +133,7 @@ class Relay:
         self._failover = failover
         self._budget = budget
         self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
+        self._changed = Doorbell(self._loop)
         self._first_token_at: float | None = None
         self._is_expired = False
         self._deadline_timer = self._loop.call_at(options.deadline, self._expire)
@@ -147,15 +148,20 @@ class Relay:
         open_outputs = list(self._outputs)
         while open_outputs:
             for output in tuple(open_outputs):
-                for event in self._news(output):
-                    yield event
-                    if isinstance(event, Finished):
-                        open_outputs.remove(output)
-            if any(output.has_failed for output in open_outputs):
-                await self._recover(open_outputs)
+                # Looked at before anything is sent: steps come while events are on their way.
+                self._raise_if_expired()
+                ending = output.ending
+                delta = self._delta(output, is_last=ending is not None)
+                if delta is not None:
+                    yield delta
+                if ending is not None:
+                    open_outputs.remove(output)
+                    yield Finished(output.index, ending.reason, ending.matched_stop)
+            failed = [output for output in open_outputs if output.has_failed]
+            if failed:
+                await self._recover(failed)
             if open_outputs:
-                await self._changed.wait()
-                self._changed.clear()
+                await self._changed.heard()
         yield Summary(self.figures())
 
     def close(self) -> None:
@@ -192,21 +198,16 @@ class Relay:
                 output.place(self._verifiers.choose(self.options.model, self.options.session_id))
         self._release_if_idle()
 
-    def _news(self, output: OutputRelay) -> list[Event]:
-        """Return what is new; at one moment, for steps come while events are being sent."""
-        self._raise_if_expired()
-        news: list[Event] = []
-        ending = output.ending
-        if ending is not None or output.num_waiting >= self.options.min_tokens_per_delta:
-            piece = output.take()
-            if piece.num_tokens or piece.text:
-                token_ids = piece.token_ids if self.options.return_token_ids else ()
-                news.append(
-                    Delta(output.index, piece.text, token_ids, piece.logprobs, output.num_tokens)
-                )
-        if ending is not None:
-            news.append(Finished(output.index, ending.reason, ending.matched_stop))
-        return news
+    def _delta(self, output: OutputRelay, *, is_last: bool) -> Delta | None:
+        """Return what an output gained, if it is enough to be sent."""
+        options = self.options
+        if not is_last and output.num_waiting < options.min_tokens_per_delta:
+            return None
+        piece = output.take()
+        if not piece.num_tokens and not piece.text:
+            return None
+        token_ids = piece.token_ids if options.return_token_ids else ()
+        return Delta(output.index, piece.text, token_ids, piece.logprobs, output.num_tokens)
 
     async def _recover(self, outputs: Sequence[OutputRelay]) -> None:
         """Resume on another verifier what lost its own; raise what cannot be resumed."""
@@ -253,7 +254,7 @@ class Relay:
         if self._first_token_at is None and any(output.num_new for output in self._outputs):
             self._first_token_at = self._loop.time()
         self._release_if_idle()
-        self._changed.set()
+        self._changed.ring()
 
     def _release_if_idle(self) -> None:
         for output in self._outputs:
@@ -266,4 +267,4 @@ class Relay:
         for output in self._outputs:
             output.stop()
         self._room.release()
-        self._changed.set()
+        self._changed.ring()

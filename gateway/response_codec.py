@@ -41,7 +41,7 @@ class ResponseBuilder:
                 self._response.model = event.model
                 self._response.sampling.CopyFrom(sampling_to_proto(event.sampling))
             case Delta():
-                output = self._output(event.index)
+                output = self._output(event.output_index)
                 output.text += event.text
                 output.token_ids.extend(event.token_ids)
                 output.logprobs.extend(_logprobs(event.logprobs))
@@ -112,7 +112,7 @@ def _delta(event: Delta) -> messages.StreamGenerateResponse:
     # Filled in place: a constructor would make a second message and copy it.
     response = messages.StreamGenerateResponse()
     delta = response.delta
-    delta.index, delta.text = event.index, event.text
+    delta.index, delta.text = event.output_index, event.text
     delta.completion_tokens = event.completion_tokens
     if event.token_ids:
         delta.token_ids.extend(event.token_ids)

@@ -94,6 +94,7 @@ class SpeculationRecord:
             self.note_fallback(cause)
 
     def _count(self, accepted: int, num_steps: int = 1) -> None:
-        missing = accepted + 1 - len(self.acceptance_histogram)
-        self.acceptance_histogram.extend([0] * max(missing, 0))
-        self.acceptance_histogram[accepted] += num_steps
+        histogram = self.acceptance_histogram
+        if accepted >= len(histogram):
+            histogram.extend([0] * (accepted + 1 - len(histogram)))
+        histogram[accepted] += num_steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
@@ -114,6 +115,23 @@ class DraftingOptions(TypedDict, total=False):
     """A name for requests of one kind, such as "code": the best pool is measured for each."""
 
 
+class StructuredOptions(TypedDict, total=False):
+    """
+    What the whole output has to look like; at most one of these.
+
+    Drafts are verified under the constraint like any others, so it changes no token either.
+    """
+
+    json_schema: str | Mapping[str, Any] | None
+    """A JSON Schema, as a mapping or as JSON text; ``{}`` is any JSON value."""
+    regex: str | None
+    """A regular expression that matches the whole output (Rust syntax, no look-around)."""
+    grammar: str | None
+    """A context-free grammar in Lark notation."""
+    choice: Sequence[str] | None
+    """The output is one of these texts."""
+
+
 class HandlingOptions(TypedDict, total=False):
     """How the request is treated on its way."""
 
@@ -141,6 +159,7 @@ class GenerationOptions(
     StoppingOptions,
     OutputOptions,
     DraftingOptions,
+    StructuredOptions,
     HandlingOptions,
     total=False,
 ):
@@ -166,6 +185,7 @@ def request_to_proto(
     request.stopping.CopyFrom(_filled(messages.StoppingOptions(), given, _STOPPING))
     request.output.CopyFrom(_filled(messages.OutputOptions(), given, _OUTPUT))
     request.drafting.CopyFrom(_filled(messages.DraftingOptions(), given, _DRAFTING))
+    _fill_structured_output(request, given)
     if "drafting" in given:
         request.drafting.mode = _choice("drafting", given["drafting"], _DRAFTING_MODES)
     if "verification_rule" in given:
@@ -193,6 +213,7 @@ _SAMPLING: Final = frozenset(SamplingOptions.__annotations__) - {"verification_r
 _STOPPING: Final = frozenset(StoppingOptions.__annotations__)
 _OUTPUT: Final = frozenset(OutputOptions.__annotations__)
 _DRAFTING: Final = frozenset(DraftingOptions.__annotations__) - {"drafting"}
+_STRUCTURED: Final = tuple(StructuredOptions.__annotations__)
 _HANDLING: Final = frozenset(HandlingOptions.__annotations__) - {"statistics", "priority"}
 
 
@@ -212,6 +233,33 @@ def _fill_prompt(
         request.token_ids.CopyFrom(_filled(messages.TokenIds(), token_ids, frozenset({"ids"})))
     else:
         request.chat.CopyFrom(_chat(given["messages"]))
+
+
+def _fill_structured_output(request: messages.GenerateRequest, given: Mapping[str, Any]) -> None:
+    names = [name for name in _STRUCTURED if name in given]
+    if len(names) > 1:
+        raise InvalidRequest(
+            f"give at most one of {', '.join(_STRUCTURED)}, not {' and '.join(names)}",
+            field=names[1],
+        )
+    for name in names:
+        value = _constraint(name, given[name])
+        wanted = _filled(types_pb2.StructuredOutput(), {name: value}, frozenset({name}))
+        request.structured_output.CopyFrom(wanted)
+
+
+def _constraint(name: str, value: Any) -> Any:
+    """Return the value of the message's field."""
+    if name == "choice":
+        if isinstance(value, str):
+            raise InvalidRequest("choice is a list of texts, not one text", field=name)
+        return {"options": value}
+    if name == "json_schema" and not isinstance(value, str):
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"json_schema: {error}", field=name) from None
+    return value
 
 
 def checked_timeout(seconds: float) -> float:

@@ -114,7 +114,8 @@ def check_tracing(endpoint: str) -> None:
         if not str(error.name).startswith("opentelemetry"):
             raise
         raise ConfigurationError(
-            "setting otlp_endpoint needs OpenTelemetry; install paceline[telemetry] or unset it"
+            "setting otlp_endpoint needs OpenTelemetry: run `pip install '.[telemetry]'` in a "
+            "clone, or unset it"
         ) from None
 
 

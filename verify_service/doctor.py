@@ -61,7 +61,7 @@ def _examine_step_engine(settings: VerifySettings) -> Iterator[Finding]:
         return
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
-        fix = "install the extra: pip install paceline[verify]"
+        fix = "install the extra: pip install '.[verify]' in a clone"
         yield Finding(Level.WRONG, "target", f"{missing[0]} is not installed", fix)
     else:
         yield Finding(Level.FINE, "target", f"torch on {settings.device}")

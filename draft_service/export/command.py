@@ -33,7 +33,7 @@ def _export(options: argparse.Namespace) -> Path:
         from draft_service.export.exporter import ExportOptions, export_model
     except ImportError as error:
         raise ConfigurationError(
-            f"the export cannot run: {error}; install the extra export"
+            f"the export cannot run: {error}; run `pip install '.[export]'` in a clone"
         ) from error
     cache_dir: Path = (options.cache_dir or default_cache_dir()).expanduser()
     source = options.model or _converted(options.gguf, cache_dir)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
+import os
 import random
+import re
 import socket
 from typing import Final
 
@@ -12,11 +15,45 @@ from paceline.errors import ConfigurationError
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 """Where the gateway of ``paceline up`` listens and clients look for it."""
 
+ADDRESS_VARIABLE: Final = "PACELINE_ADDRESS"
+
+_RESOLVED: Final = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):.+")
+"""Targets of gRPC's other forms, which it reads itself."""
+
 _FREE_PORTS: Final = range(20_000, 32_000)
 """
 Below the range from which systems take the near end of outgoing connections. A port from that
 range could be taken between choosing it and listening, even by a connection to itself.
 """
+
+
+def add_address_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the flag that names the gateway; ``gateway_address`` reads it."""
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help=f"the gateway (default: ${ADDRESS_VARIABLE}, else {DEFAULT_ADDRESS})",
+    )
+
+
+def gateway_address(given: str | None) -> str:
+    """
+    Return where the gateway is: as given, else as the environment says, else the usual place.
+
+    Raises ``ConfigurationError`` naming the flag or the variable at fault.
+    """
+    address, source = (given, "--address") if given is not None else _from_environment()
+    if "://" in address and not _RESOLVED.fullmatch(address):
+        raise ConfigurationError(
+            f"{source} is host:port without a scheme, such as {DEFAULT_ADDRESS}, not {address!r}"
+        )
+    if not _RESOLVED.fullmatch(address):
+        split_address(address, source)
+    return address
+
+
+def _from_environment() -> tuple[str, str]:
+    return os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS, f"the variable {ADDRESS_VARIABLE}"
 
 
 def split_address(address: str, option: str) -> tuple[str, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,22 @@ from typing import Any, Final
 
 from paceline.async_client import AsyncClient
 from paceline.cli.access import access_of, add_access_arguments
-from paceline.cli.address import DEFAULT_ADDRESS
+from paceline.cli.address import add_address_argument, gateway_address
 from paceline.cli.line_chart import Line, line_chart
+from paceline.cli.number_flags import (
+    MAX_REQUESTS,
+    MAX_SEED,
+    MAX_STREAMS,
+    MAX_UINT32,
+    check_seeds,
+    whole_number,
+)
+from paceline.cli.outlook import too_slow
 from paceline.cli.prompts import BUILT_IN, named_prompts
 from paceline.cli.terminal import progress, say, show
 from paceline.cli.workload_run import Run, Workload, run_workload
 from paceline.client import DEFAULT_TIMEOUT_SECONDS
-from paceline.errors import ConfigurationError
+from paceline.errors import ConfigurationError, DeadlineExceeded
 from paceline.generation_request import DraftingMode, GenerationOptions
 
 HEADER: Final = (
@@ -50,14 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--streams",
-        type=int,
+        type=whole_number(1, MAX_STREAMS),
         nargs="+",
         default=[1, 4],
         metavar="N",
         help="requests at a time (default: 1 4)",
     )
     parser.add_argument(
-        "--requests", type=int, default=16, metavar="N", help="per run (default: %(default)s)"
+        "--requests",
+        type=whole_number(1, MAX_REQUESTS),
+        default=16,
+        metavar="N",
+        help="per run (default: %(default)s)",
     )
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy"
@@ -73,12 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of commands that send many requests."""
-    parser.add_argument(
-        "--address",
-        default=os.environ.get("PACELINE_ADDRESS", DEFAULT_ADDRESS),
-        metavar="HOST:PORT",
-        help="the gateway (default: $PACELINE_ADDRESS, else %(default)s)",
-    )
+    add_address_argument(parser)
     parser.add_argument("--model", help="model name, where several are served")
     parser.add_argument("--pool", help="draft pool")
     parser.add_argument(
@@ -86,13 +93,17 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-tokens",
-        type=int,
+        type=whole_number(1, MAX_UINT32),
         default=128,
         metavar="N",
         help="tokens of each answer (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=1, help="of the first request (default: %(default)s)"
+        "--seed",
+        type=whole_number(0, MAX_SEED),
+        default=1,
+        metavar="N",
+        help="of the first request (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
@@ -105,9 +116,9 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and show; return 1 if any request failed."""
-    if min(options.streams) < 1 or options.requests < 1:
-        raise ConfigurationError("--streams and --requests are at least 1")
+    """Measure and show; return 1 if any request failed; raises ``ConfigurationError`` if all do."""
+    check_seeds(options.seed, options.requests)
+    options.address = gateway_address(options.address)
     pairs = asyncio.run(_measured(options))
     if options.svg:
         _draw(options.svg, pairs)
@@ -150,7 +161,12 @@ async def _warm_up(client: AsyncClient, workload: Workload, drafting: DraftingMo
     modes: tuple[DraftingMode, ...] = ("off", drafting)
     for mode in modes:
         asked: GenerationOptions = {**workload.options, "max_tokens": 8, "drafting": mode}
-        await client.generate(workload.prompts[0].text, timeout=workload.timeout_seconds, **asked)
+        try:
+            await client.generate(
+                workload.prompts[0].text, timeout=workload.timeout_seconds, **asked
+            )
+        except DeadlineExceeded as error:
+            raise too_slow(error) from None
 
 
 def table(pairs: Sequence[Pair]) -> str:

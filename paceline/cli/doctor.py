@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 
 from paceline.cli.access import ANYBODY, Access, access_of, add_access_arguments
-from paceline.cli.address import DEFAULT_ADDRESS, split_address
+from paceline.cli.address import (
+    ADDRESS_VARIABLE,
+    DEFAULT_ADDRESS,
+    gateway_address,
+    split_address,
+)
 from paceline.cli.checks import (
     EXAMINERS,
     Finding,
@@ -26,7 +30,7 @@ _KINDS = (*EXAMINERS, "policy")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     for kind in EXAMINERS:
-        fallback = f" (without any address: $PACELINE_ADDRESS, else {DEFAULT_ADDRESS})"
+        fallback = f" (without any address: ${ADDRESS_VARIABLE}, else {DEFAULT_ADDRESS})"
         default = fallback if kind == "gateway" else ""
         parser.add_argument(
             f"--{kind}",
@@ -47,11 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print all findings; return 1 if something is wrong."""
-    addresses = [(kind, address) for kind in _KINDS for address in getattr(options, kind)] or [
-        ("gateway", os.environ.get("PACELINE_ADDRESS") or DEFAULT_ADDRESS)
-    ]
+    addresses = [(kind, address) for kind in _KINDS for address in getattr(options, kind)]
     for kind, address in addresses:
         split_address(address, f"--{kind}")
+    addresses = addresses or [("gateway", gateway_address(None))]
     findings = asyncio.run(examined(addresses, access_of(options)))
     return 1 if any(finding.level is Level.WRONG for finding in findings) else 0
 

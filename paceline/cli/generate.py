@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.cli.access import access_of, add_access_arguments
-from paceline.cli.address import DEFAULT_ADDRESS
+from paceline.cli.address import add_address_argument, gateway_address
+from paceline.cli.constraint_flags import add_constraint_arguments, constraint_of
+from paceline.cli.number_flags import MAX_SEED, MAX_UINT32, whole_number
 from paceline.cli.terminal import say, show
 from paceline.client import DEFAULT_TIMEOUT_SECONDS, Client
 from paceline.errors import ConfigurationError
@@ -20,17 +21,13 @@ from paceline.generation_request import ChatMessage, GenerationOptions
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument(
-        "--address",
-        default=os.environ.get("PACELINE_ADDRESS", DEFAULT_ADDRESS),
-        metavar="HOST:PORT",
-        help="the gateway (default: $PACELINE_ADDRESS, else %(default)s)",
-    )
+    add_address_argument(parser)
     parser.add_argument("prompt", nargs="?", help="the prompt; '-' or nothing: standard input")
     parser.add_argument("--chat", action="store_true", help="send the prompt as a chat message")
     parser.add_argument("--system", metavar="TEXT", help="a system message; implies --chat")
     parser.add_argument("--model", help="model name, where several are served")
     _add_sampling(parser)
+    add_constraint_arguments(parser)
     drafting = parser.add_mutually_exclusive_group()
     drafting.add_argument("--no-draft", action="store_true", help="decode without drafts")
     drafting.add_argument("--draft", action="store_true", help="use drafts whatever the load")
@@ -38,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload", metavar="NAME", help="kind of text, by which the best pool is measured"
     )
-    parser.add_argument("--max-draft-tokens", type=int, metavar="N", help="nodes per step")
+    parser.add_argument(
+        "--max-draft-tokens", type=whole_number(1, MAX_UINT32), metavar="N", help="nodes per step"
+    )
     parser.add_argument("--stats", action="store_true", help="print figures at the end")
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object")
     add_access_arguments(parser)
@@ -55,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
     """Stream the text to standard output and the figures to standard error."""
     answer = Answer()
     access = access_of(options)
+    options.address = gateway_address(options.address)
     with Client(options.address, api_key=access.api_key, tls=access.tls) as client:
         prompt = _prompt(options.prompt)
         for event in client.stream(
@@ -150,10 +150,18 @@ def _drafts(speculation: Speculation) -> str:
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to generate")
+    parser.add_argument(
+        "--max-tokens",
+        type=whole_number(1, MAX_UINT32),
+        metavar="N",
+        help="most tokens to generate",
+    )
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument(
-        "--top-k", type=int, metavar="K", help="choose among the K likeliest tokens; 0: all"
+        "--top-k",
+        type=whole_number(0, MAX_UINT32),
+        metavar="K",
+        help="choose among the K likeliest tokens; 0: all",
     )
     parser.add_argument(
         "--top-p", type=float, metavar="P", help="among the likeliest that make up P; 1: all"
@@ -161,7 +169,12 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-p", type=float, metavar="P", help="among those P times as likely as the best; 0: all"
     )
-    parser.add_argument("--seed", type=int, help="the same seed gives the same text again")
+    parser.add_argument(
+        "--seed",
+        type=whole_number(0, MAX_SEED),
+        metavar="N",
+        help="the same seed gives the same text again",
+    )
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="end at this text; repeatable"
     )
@@ -197,6 +210,7 @@ def _request_options(options: argparse.Namespace, prompt: str) -> GenerationOpti
         return_token_ids=options.json,
         drafting="off" if options.no_draft else "on" if options.draft else "auto",
     )
+    request = {**request, **constraint_of(options)}
     if _is_chat(options):
         request["messages"] = _conversation(options.system, prompt)
     return request

@@ -12,11 +12,14 @@ from typing import Any, Final
 
 from paceline.async_client import AsyncClient
 from paceline.cli.access import access_of
+from paceline.cli.address import gateway_address
 from paceline.cli.bench import add_request_arguments
+from paceline.cli.number_flags import MAX_STREAMS, check_seeds, whole_number
+from paceline.cli.outlook import too_slow
 from paceline.cli.prompts import NamedPrompt, named_prompts
 from paceline.cli.terminal import progress, show
 from paceline.cli.token_gap import Difference, first_difference, scored
-from paceline.errors import ConfigurationError
+from paceline.errors import ConfigurationError, DeadlineExceeded
 from paceline.generation_request import GenerationOptions
 
 DEFAULT_TEMPERATURES: Final = (0.0, 0.8)
@@ -53,7 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="each prompt is asked at each (default: 0 0.8)",
     )
     parser.add_argument(
-        "--streams", type=int, default=4, metavar="N", help="prompts at a time (default: 4)"
+        "--streams",
+        type=whole_number(1, MAX_STREAMS),
+        default=4,
+        metavar="N",
+        help="prompts at a time (default: 4)",
     )
     parser.add_argument(
         "--max-gap",
@@ -68,8 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare and show; return 1 if a token differs or if nothing was drafted."""
-    if options.streams < 1:
-        raise ConfigurationError("--streams is at least 1")
+    options.address = gateway_address(options.address)
     if not options.max_gap >= 0:
         raise ConfigurationError("--max-gap is at least 0")
     compared = asyncio.run(_compared(options))
@@ -84,6 +90,7 @@ def run(options: argparse.Namespace) -> int:
 async def _compared(options: argparse.Namespace) -> list[Compared]:
     access, slots = access_of(options), asyncio.Semaphore(options.streams)
     prompts = named_prompts("mixed", options.prompts)
+    check_seeds(options.seed, len(prompts))
     common = GenerationOptions(model=options.model, pool=options.pool, ignore_eos=True)
     cases = [
         (prompt, options.seed + number, temperature)
@@ -105,8 +112,18 @@ async def _compared(options: argparse.Namespace) -> list[Compared]:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(*case)) for case in cases]
         except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+            raise _cause(failed.exceptions[0], tasks) from None
     return [task.result() for task in tasks]
+
+
+def _cause(error: Exception, tasks: Sequence[asyncio.Task[Compared]]) -> Exception:
+    """Return what to tell of the failure that ended the comparison: the first one does."""
+    is_answered = any(
+        task.done() and not task.cancelled() and task.exception() is None for task in tasks
+    )
+    if isinstance(error, DeadlineExceeded) and not is_answered:
+        return too_slow(error)
+    return error
 
 
 async def compare(

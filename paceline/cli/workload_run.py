@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.async_client import AsyncClient
+from paceline.cli.outlook import Outlook
 from paceline.cli.prompts import NamedPrompt
 from paceline.errors import PacelineError
 from paceline.events import Delta, Summary
@@ -87,20 +88,29 @@ class Workload:
 async def run_workload(
     client: AsyncClient, workload: Workload, num_streams: int, drafting: DraftingMode
 ) -> Run:
-    """Keep a number of streams busy until every request is answered or has failed."""
-    run, waiting = Run(num_streams, drafting), workload.requests()
+    """
+    Keep a number of streams busy until every request is answered or has failed.
+
+    Raises ``ConfigurationError`` as soon as the first ones have all failed alike.
+    """
+    run, waiting, outlook = Run(num_streams, drafting), workload.requests(), Outlook()
     begun = time.perf_counter()
 
     async def stream() -> None:
         for seed, prompt in waiting:
             try:
                 run.answers.append(await _answered(client, workload, seed, prompt, drafting))
+                outlook.note_answer()
             except PacelineError as error:
                 run.failures[error.message] += 1
+                outlook.note_failure(error)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(num_streams, workload.num_requests)):
-            group.create_task(stream())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(num_streams, workload.num_requests)):
+                group.create_task(stream())
+    except ExceptionGroup as stopped:
+        raise stopped.exceptions[0] from None
     run.seconds = time.perf_counter() - begun
     return run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -94,15 +94,7 @@ async def test_bench_counts_what_failed_and_says_so(
     prompts: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    works = model_steps()
-
-    def script(start: verify.Start) -> Iterable[verify.AttachResponse]:
-        if len(verifier.starts) <= 3:
-            return works(start)
-        failure = verify.Failure(request_id=start.request_id, code=13, message="scripted")
-        return [verify.AttachResponse(failures=[failure])]
-
-    verifier.script = script
+    verifier.script = failing_after(verifier, 3)
 
     code = await command("bench", running, prompts, "--streams", "1", "--requests", "2", "--json")
 
@@ -111,6 +103,73 @@ async def test_bench_counts_what_failed_and_says_so(
     assert code == 1
     assert (run["plain"]["num_failed"], run["drafted"]["num_failed"]) == (1, 2)
     assert "1 requests failed" in shown.err
+
+
+async def test_bench_stops_when_the_first_requests_all_fail_alike(
+    running: RunningGateway,
+    verifier: ScriptedVerifier,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The two requests of the warm-up are answered, none after them."""
+    verifier.script = failing_after(verifier, 2)
+
+    code = await command("bench", running, prompts, "--streams", "2", "--requests", "500")
+
+    shown = capsys.readouterr()
+    assert code == 2
+    assert shown.out == ""
+    assert shown.err == (
+        "paceline: error: stopped: the first 4 requests all failed with INTERNAL and none was "
+        "answered: scripted\n"
+    )
+    assert len(verifier.starts) < 12
+
+
+async def test_bench_goes_on_after_failures_once_a_request_was_answered(
+    running: RunningGateway, verifier: ScriptedVerifier, prompts: Path
+) -> None:
+    verifier.script = failing_after(verifier, 3)
+
+    code = await command("bench", running, prompts, "--streams", "1", "--requests", "9")
+
+    assert code == 2
+    assert len(verifier.starts) == 2 + 9 + 4
+
+
+@pytest.mark.parametrize("name", ["bench", "lossless"])
+async def test_a_command_whose_first_requests_take_too_long_stops_at_once(
+    name: str,
+    running: RunningGateway,
+    verifier: ScriptedVerifier,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verifier.script = lambda _: ()
+
+    code = await command(name, running, prompts, "--timeout", "0.2")
+
+    shown = capsys.readouterr()
+    assert code == 2
+    assert shown.out == ""
+    assert "no request was answered in time" in shown.err
+    assert shown.err.endswith("; allow more with --timeout\n")
+    assert shown.err.count("\n") == 1
+
+
+def failing_after(
+    verifier: ScriptedVerifier, num_answers: int
+) -> Callable[[verify.Start], Iterable[verify.AttachResponse]]:
+    """Answer some requests, then fail all others."""
+    works = model_steps()
+
+    def script(start: verify.Start) -> Iterable[verify.AttachResponse]:
+        if len(verifier.starts) <= num_answers:
+            return works(start)
+        failure = verify.Failure(request_id=start.request_id, code=13, message="scripted")
+        return [verify.AttachResponse(failures=[failure])]
+
+    return script
 
 
 async def test_lossless_says_so_when_all_ids_are_the_same(

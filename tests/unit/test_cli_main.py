@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import doctor
-from paceline.cli.address import bindable_address, split_address
+from paceline.cli.address import bindable_address, gateway_address, split_address
 from paceline.cli.main import build_parser, main
 from paceline.errors import ConfigurationError
 
@@ -30,6 +30,27 @@ def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         (["up", "--demo", "--draft", "eagle:x"], "--draft is host:port"),
         (["up", "--demo", "--draft", "a,b"], "--draft is the name of a drafter"),
         (["generate", "--no-draft", "--draft", "x"], "not allowed with argument"),
+        (
+            ["bench", "--seed", "-1"],
+            "--seed: -1 is not a whole number in [0, 18446744073709551615]",
+        ),
+        (["bench", "--streams", "1", "0"], "--streams: 0 is not a whole number in [1, 65536]"),
+        (["bench", "--requests", "0"], "--requests: 0 is not a whole number in [1, 1000000]"),
+        (["bench", "--max-tokens", "1.5"], "--max-tokens: 1.5 is not a whole number"),
+        (["bench", "--seed", "18446744073709551615"], "--seed 18446744073709551615 is not in [0,"),
+        (["lossless", "--streams", "0"], "--streams: 0 is not a whole number in [1, 65536]"),
+        (["lossless", "--seed", "18446744073709551615"], "each of "),
+        (["generate", "--seed", "-1", "x"], "--seed: -1 is not a whole number in [0, "),
+        (["generate", "--max-tokens", "0", "x"], "--max-tokens: 0 is not a whole number in [1, "),
+        (
+            ["generate", "--top-k", "-1", "x"],
+            "--top-k: -1 is not a whole number in [0, 4294967295]",
+        ),
+        (["generate", "--max-draft-tokens", "0", "x"], "--max-draft-tokens: 0 is not a whole"),
+        (["generate", "--regex", "a", "--choice", "b", "x"], "not allowed with argument --regex"),
+        (["generate", "--grammar", "missing.lark", "x"], "--grammar missing.lark: No such file"),
+        (["generate", "--address", "nowhere", "x"], "--address is host:port, such as"),
+        (["generate", "--address", "http://a:1", "x"], "--address is host:port without a scheme"),
         (["fly"], "invalid choice: 'fly'"),
         ([], "required: COMMAND"),
     ],
@@ -42,6 +63,46 @@ def test_misuse_is_one_line_and_code_2(
     shown = capsys.readouterr().err
     assert message in shown
     assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["bench"], ["lossless"], ["doctor"]])
+def test_malformed_address_of_the_environment_names_the_variable(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PACELINE_ADDRESS", "nowhere")
+
+    assert main(command) == 2
+
+    assert capsys.readouterr().err == (
+        "paceline: error: the variable PACELINE_ADDRESS is host:port, such as 127.0.0.1:50051, "
+        "not 'nowhere'\n"
+    )
+
+
+def test_every_whole_number_has_a_range() -> None:
+    """A plain ``int`` would let nonsense through to the gateway, once per request."""
+    (commands,) = (
+        action.choices
+        for action in build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+
+    plain = [
+        (name, action.option_strings)
+        for name, command in commands.items()
+        for action in command._actions
+        if action.type is int
+    ]
+
+    assert plain == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["127.0.0.1:1", "[::1]:1", "gateway:50051", "dns:///gateway:50051", "unix:/tmp/socket"],
+)
+def test_every_target_of_grpc_is_an_address(target: str) -> None:
+    assert gateway_address(target) == target
 
 
 @pytest.mark.parametrize("command", ["up", "generate", "bench", "lossless", "doctor"])

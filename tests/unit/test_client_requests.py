@@ -105,6 +105,51 @@ def test_value_that_cannot_be_sent_names_its_option(name: str, value: object) ->
     assert refused.value.field in {name, "ids"}
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "sent"),
+    [
+        ("json_schema", {"const": "ä"}, {"json_schema": '{"const": "ä"}'}),
+        ("json_schema", '{"type": "null"}', {"json_schema": '{"type": "null"}'}),
+        ("json_schema", {}, {"json_schema": "{}"}),
+        ("regex", "a+", {"regex": "a+"}),
+        ("grammar", 'start: "x"', {"grammar": 'start: "x"'}),
+        ("choice", ("yes", "no"), {"choice": types_pb2.Choice(options=["yes", "no"])}),
+    ],
+)
+def test_constraint_is_sent_as_structured_output(
+    option: str, value: object, sent: dict[str, Any]
+) -> None:
+    request = request_to_proto("x", {option: value})
+
+    assert request.structured_output == types_pb2.StructuredOutput(**sent)
+
+
+def test_without_a_constraint_nothing_is_said_of_structure() -> None:
+    request = request_to_proto("x", {"regex": None, "choice": None})
+
+    assert not request.HasField("structured_output")
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "told"),
+    [
+        ({"regex": "a", "choice": ["b"]}, "choice", "at most one of json_schema, regex"),
+        ({"choice": "yes"}, "choice", "not one text"),
+        ({"choice": [1]}, "choice", "choice: "),
+        ({"regex": 5}, "regex", "regex: "),
+        ({"json_schema": {"const": b"x"}}, "json_schema", "json_schema: "),
+        ({"json_schema": object()}, "json_schema", "json_schema: "),
+    ],
+)
+def test_constraint_that_cannot_be_sent_names_its_option(
+    options: dict[str, Any], field: str, told: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=told) as refused:
+        request_to_proto("x", options)
+
+    assert refused.value.field == field
+
+
 def test_unknown_option_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="'tempreature'"):
         request_to_proto("x", {"tempreature": 1.0})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
 import tomllib
@@ -37,6 +38,22 @@ def test_light_installations_hold_no_torch(extra: str) -> None:
     requirements = PROJECT["dependencies"] + PROJECT["optional-dependencies"][extra]
 
     assert _closure(requirements) & HEAVY == set()
+
+
+def test_what_to_install_is_said_as_it_works_from_a_clone() -> None:
+    """The package itself is on no index, so its name installs nothing; each extra must exist."""
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for folder in ("paceline", "gateway", "draft_service", "verify_service")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+    by_name = [str(path) for path, text in texts.items() if "paceline[" in text]
+    named = {name for text in texts.values() for name in re.findall(r"'\.\[([a-z-]+)\]'", text)}
+
+    assert by_name == []
+    assert {"draft", "export", "telemetry", "verify"} <= named
+    assert named <= PROJECT["optional-dependencies"].keys()
 
 
 def test_verify_installation_holds_torch() -> None:
