@@ -1,22 +1,22 @@
 """
-The decorator of all compiled functions of the suffix drafter; what is compiled is kept on disk.
+The decorators of all compiled functions of the suffix drafter.
 
-numba keeps compiled code beside its source, or where ``NUMBA_CACHE_DIR`` says, and compiles anew
-when the file of a function has changed, but not when a function that it calls has. Here the folder
-is therefore named for the text of all the files together. Where no folder can be written, each
-process compiles for itself: a slower start, nothing else.
+Arrays are not counted in and out: that would be an atomic operation per array and call, more than
+half of what a proposal takes. Compiled functions therefore make no arrays and keep none; Python
+holds what it passes until they return.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
-import numba
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from paceline import compiled_code
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -37,45 +37,38 @@ class Reals(Sized, Protocol):
     def __setitem__(self, index: int, value: float, /) -> None: ...
 
 
-def _digest() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("suffix*.py")):
-        content = path.read_bytes()
-        if b"@compiled" in content:
-            digest.update(content)
-    return digest.hexdigest()[:16]
+def _compiled_files() -> list[Path]:
+    files = sorted(Path(__file__).parent.glob("suffix*.py"))
+    return [path for path in files if b"@compiled" in path.read_bytes() or path == Path(__file__)]
 
 
-def _cache_folder() -> Path:
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    user_folder = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return (Path(chosen) if chosen else Path(user_folder) / "paceline" / "numba") / _digest()
-
-
-_CACHE_FOLDER: Final = str(_cache_folder())
-
-
-@contextmanager
-def _caching_in(folder: str) -> Iterator[None]:
-    config = vars(numba.config)
-    former = config["CACHE_DIR"]
-    config["CACHE_DIR"] = folder
-    try:
-        yield
-    finally:
-        config["CACHE_DIR"] = former
+_FOLDER: Final = compiled_code.code_folder(_compiled_files())
 
 
 def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Return the function compiled as part of the compiled functions that call it."""
-    return cast(Callable[Parameters, Result], numba.njit(error_model="numpy")(function))
+    return compiled_code.compiled_part(function, _nrt=False)
 
 
 def compiled_entry(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Return the function compiled at its first call from Python, or read from the disk then."""
-    with _caching_in(_CACHE_FOLDER):
-        try:
-            dispatcher = numba.njit(cache=True, error_model="numpy")(function)
-        except RuntimeError:  # "no locator available": no folder can be written
-            dispatcher = numba.njit(error_model="numpy")(function)
-    return cast(Callable[Parameters, Result], dispatcher)
+    return compiled_code.compiled_entry(function, _FOLDER, _nrt=False)
+
+
+def _prefetch(_context: object, array: Any, _index: object) -> tuple[Any, Callable[..., Any]]:
+    """Return type and generator of LLVM's prefetch of what will be read, for all cache levels."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t)
+        number = cgutils.int32_t
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
+        builder.call(function, [pointer, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+prefetch: Final = cast(Callable[[Integers, int], None], intrinsic(_prefetch))
+"""Called from compiled code: start to load the cache line of an index, which may be any number."""

@@ -9,39 +9,40 @@ from __future__ import annotations
 
 from typing import Final
 
-from draft_service.suffix_compiled import Integers, compiled, compiled_entry
+from draft_service.suffix_blocks import (
+    add_follower,
+    change_target,
+    copy_followers,
+    size_to_add,
+    size_to_copy,
+    target_of,
+    use_follower,
+)
+from draft_service.suffix_compiled import Integers, compiled, compiled_entry, prefetch
 from draft_service.suffix_states import (
+    BLOCKS_AT,
+    BLOCKS_SIZE,
     CONTEXT,
     COUNT,
     EARLIER_END,
-    EDGE_SIZE,
-    EDGES_AT,
     END,
+    ENTRY_SIZE,
+    ENTRY_TOKEN,
+    FOLLOWERS,
     LAST,
     LENGTH,
     LINK,
     NO_TOKEN,
     NOWHERE,
-    NUM_EDGES,
     NUM_STATES,
     NUM_TOKENS,
     ROOT_STATE,
     STATE_SIZE,
     STATES_AT,
-    TABLE_AT,
-    TABLE_MASK,
     TEXT_AT,
-    TOKEN,
-    WANTED_EDGES,
+    WANTED_SIZE,
     Memory,
-    add_follower,
-    change_target,
-    copy_followers,
-    num_edges_of,
-    num_edges_to_add,
     state_at,
-    target_of,
-    use_follower,
 )
 
 MAX_COUNTED: Final = 48
@@ -49,37 +50,35 @@ MAX_COUNTED: Final = 48
 repeats in itself has more, and there the shortest contexts miss some counts."""
 
 USES_NOTED: Final = 4
-"""Of so many tokens one is put first among the followers: each costs several cache misses, and the
-lists, of which the drafter reads the beginnings, need not be in exact order."""
+"""Of so many tokens one is put first among the followers: each costs a cache miss per context, and
+the lists, of which the drafter reads the beginnings, need not be in exact order."""
 
 
 @compiled
 def has_room(memory: Memory, token_id: int) -> bool:
     """Return whether a token can be appended to the memory as it is."""
-    memory[WANTED_EDGES] = memory[NUM_EDGES]
+    memory[WANTED_SIZE] = memory[BLOCKS_SIZE]
     if memory[TEXT_AT] + memory[NUM_TOKENS] + 1 > memory[STATES_AT]:
         return False
-    if memory[STATES_AT] + (memory[NUM_STATES] + 2) * STATE_SIZE > memory[EDGES_AT]:
+    if memory[STATES_AT] + (memory[NUM_STATES] + 2) * STATE_SIZE > memory[BLOCKS_AT]:
         return False
-    wanted = memory[NUM_EDGES] + _num_edges_for(memory, token_id)
-    memory[WANTED_EDGES] = wanted
-    if memory[EDGES_AT] + wanted * EDGE_SIZE > memory[TABLE_AT]:
-        return False
-    return wanted * 4 <= (memory[TABLE_MASK] + 1) * 3
+    memory[WANTED_SIZE] += _size_for(memory, token_id)
+    return memory[BLOCKS_AT] + memory[WANTED_SIZE] <= len(memory)
 
 
 @compiled
-def _num_edges_for(memory: Memory, token_id: int) -> int:
+def _size_for(memory: Memory, token_id: int) -> int:
     needed, state = 0, memory[LAST]
     target = target_of(memory, state, token_id)
     while target == NOWHERE:
-        needed += num_edges_to_add(memory, state)
+        needed += size_to_add(memory, state)
         state = memory[state_at(memory, state) + LINK]
         if state == NOWHERE:
             return needed
+        prefetch(memory, state_at(memory, memory[state_at(memory, state) + LINK]))
         target = target_of(memory, state, token_id)
     if _length(memory, target) != _length(memory, state) + 1:
-        needed += num_edges_of(memory, target)
+        needed += size_to_copy(memory, target)
     return needed
 
 
@@ -126,7 +125,8 @@ def _new_state(memory: Memory, length: int) -> int:
     fields = state_at(memory, state)
     memory[fields + LENGTH] = length
     memory[fields + LINK] = ROOT_STATE
-    memory[fields + TOKEN] = NO_TOKEN
+    memory[fields + FOLLOWERS + ENTRY_TOKEN] = NO_TOKEN
+    memory[fields + FOLLOWERS + ENTRY_SIZE + ENTRY_TOKEN] = NO_TOKEN
     return state
 
 

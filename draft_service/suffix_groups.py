@@ -6,9 +6,8 @@ Tokens that a longer context has named are left out.
 
 from __future__ import annotations
 
-from draft_service.suffix_compiled import (
-    compiled,
-)
+from draft_service.suffix_blocks import list_at, target_of
+from draft_service.suffix_compiled import compiled, prefetch
 from draft_service.suffix_cursor import (
     text_token,
 )
@@ -55,24 +54,18 @@ from draft_service.suffix_scratch import (
 )
 from draft_service.suffix_states import (
     COUNT,
-    EDGE_NEXT,
-    EDGE_TARGET,
-    EDGE_TOKEN,
     END,
+    ENTRY_SIZE,
+    ENTRY_TARGET,
+    ENTRY_TOKEN,
     LENGTH,
     LINK,
-    NO_EDGE,
-    NO_TOKEN,
     NOWHERE,
     ROOT_STATE,
     SEPARATOR,
-    SEVERAL,
-    TARGET,
-    TOKEN,
     Memory,
-    edge_at,
+    num_followers,
     state_at,
-    target_of,
 )
 
 
@@ -86,6 +79,8 @@ def speak(
     link = memory[state_at(memory, state) + LINK]
     scratch[walk] = link
     scratch[walk + 1] = memory[state_at(memory, link) + LENGTH]
+    prefetch(memory, list_at(memory, link))
+    prefetch(memory, state_at(memory, memory[state_at(memory, link) + LINK]))
     scratch[GROUP_TOKENS] = scratch[GROUP_COUNT] = 0
     if length > scratch[walk + 1]:  # else the context has been split off since it was noted
         _list_followers(memory, state, record, scratch, node, limit)
@@ -136,20 +131,15 @@ def _list_followers(
     memory: Memory, state: int, record: Record, scratch: Scratch, node: int, limit: int
 ) -> None:
     """Put the tokens that followed a state, and that no longer context has named, in the group."""
-    fields = state_at(memory, state)
-    token_id, target, next_edge = memory[fields + TOKEN], memory[fields + TARGET], NO_EDGE
-    if token_id == NO_TOKEN:
-        return
-    several = token_id == SEVERAL
-    for _ in range(MAX_GROUP):
-        if several:
-            edge = edge_at(memory, target if next_edge == NO_EDGE else next_edge)
-            token_id, next_edge = memory[edge + EDGE_TOKEN], memory[edge + EDGE_NEXT]
-            target = memory[edge + EDGE_TARGET]
+    start, number = list_at(memory, state), min(num_followers(memory, state), MAX_GROUP)
+    for entry in range(start, start + min(number, limit) * ENTRY_SIZE, ENTRY_SIZE):
+        prefetch(memory, state_at(memory, memory[entry + ENTRY_TARGET]))
+    for entry in range(start, start + number * ENTRY_SIZE, ENTRY_SIZE):
+        token_id = memory[entry + ENTRY_TOKEN]
         if not _is_claimed(record, node, token_id):
-            _join_group(memory, record, scratch, token_id, target)
-        if next_edge == NO_EDGE or scratch[GROUP_TOKENS] == limit:
-            break
+            _join_group(memory, record, scratch, token_id, memory[entry + ENTRY_TARGET])
+            if scratch[GROUP_TOKENS] == limit:
+                break
 
 
 @compiled
@@ -163,6 +153,8 @@ def _join_group(
     scratch[member + MEMBER_TARGET] = target
     scratch[member + MEMBER_END] = memory[fields + END]
     scratch[GROUP_TOKENS] += 1
+    prefetch(memory, state_at(memory, memory[fields + LINK]))
+    prefetch(memory, list_at(memory, target))
     scratch[GROUP_COUNT] += memory[fields + COUNT]
 
 

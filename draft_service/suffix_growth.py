@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from typing import Final, TypeAlias
 
-from draft_service.suffix_compiled import (
-    compiled,
-)
+from draft_service.suffix_blocks import target_of
+from draft_service.suffix_compiled import compiled
 from draft_service.suffix_cursor import (
     text_token,
 )
@@ -88,10 +87,10 @@ from draft_service.suffix_states import (
     LENGTH,
     LINK,
     NOWHERE,
+    NUM_TOKENS,
     ROOT_STATE,
     Memory,
     state_at,
-    target_of,
 )
 
 _MAX_GROUPS: Final = 10
@@ -220,6 +219,8 @@ def _find_contexts(sources: Sources, scratch: Scratch, node: int, candidate: int
         if scratch[fields + CANDIDATE_SOURCE] == source:
             state = scratch[fields + CANDIDATE_STATE]
             length = scratch[fields + CANDIDATE_LENGTH]
+        elif sources[source][NUM_TOKENS] == 0:
+            state, length = ROOT_STATE, 0
         else:
             state, length = follow(
                 sources[source], scratch[above + context], scratch[above + context + 1], token_id

@@ -10,37 +10,39 @@ from numpy.typing import NDArray
 
 from draft_service.suffix_extension import append_all
 from draft_service.suffix_states import (
+    BLOCKS_AT,
+    BLOCKS_SIZE,
     CONTEXT,
     EARLIER_END,
-    EDGE_SIZE,
-    EDGES_AT,
     END,
+    ENTRY_SIZE,
+    ENTRY_TOKEN,
+    FOLLOWERS,
     HEADER_SIZE,
     LAST,
     LINK,
     NO_TOKEN,
     NOWHERE,
-    NUM_EDGES,
     NUM_STATES,
     NUM_TOKENS,
     ROOT_STATE,
     SEPARATOR,
+    SPARE_BLOCK,
     STATE_SIZE,
     STATES_AT,
-    TABLE_AT,
-    TABLE_MASK,
     TEXT_AT,
-    TOKEN,
-    WANTED_EDGES,
-    fill_table,
+    WANTED_SIZE,
 )
 
 _GROWTH: Final = 1.25
 """What is full grows to this much of what is used: few copies, and little room unused."""
-_STATES_PER_TOKEN: Final = 1.5
-_EDGES_PER_TOKEN: Final = 0.9
+_STATES_PER_TOKEN: Final = 1.6
+_BLOCKS_PER_TOKEN: Final = 3.0
+"""Room for blocks of followers, in integers."""
 _SMALLEST: Final = 256
 """Tokens for which there is room at least, so that few steps of growth are needed at first."""
+_CACHE_LINE: Final = 16
+"""In integers."""
 
 
 class SuffixIndex:
@@ -51,11 +53,11 @@ class SuffixIndex:
     def __init__(self, expected_tokens: int = 0) -> None:
         num_tokens = max(expected_tokens, _SMALLEST)
         num_states = int(num_tokens * _STATES_PER_TOKEN)
-        memory = _laid_out(num_tokens, num_states, int(num_tokens * _EDGES_PER_TOKEN))
+        memory = _laid_out(num_tokens, num_states, int(num_tokens * _BLOCKS_PER_TOKEN))
         root = memory[memory[STATES_AT] : memory[STATES_AT] + STATE_SIZE]
-        root[LINK] = root[END] = memory[EARLIER_END] = NOWHERE
-        root[TOKEN] = NO_TOKEN
-        memory[NUM_STATES] = memory[NUM_EDGES] = 1
+        root[LINK] = root[END] = memory[EARLIER_END] = memory[SPARE_BLOCK] = NOWHERE
+        root[FOLLOWERS + ENTRY_TOKEN] = root[FOLLOWERS + ENTRY_SIZE + ENTRY_TOKEN] = NO_TOKEN
+        memory[NUM_STATES] = 1
         self.memory = memory
 
     def __len__(self) -> int:
@@ -76,7 +78,7 @@ class SuffixIndex:
 
     def separate(self) -> None:
         """End the text at hand; what comes next continues nothing."""
-        if self.memory[TEXT_AT] + len(self) == self.memory[STATES_AT]:
+        if self.memory[TEXT_AT] + len(self) >= self.memory[STATES_AT]:
             self.make_room()
         self.memory[self.memory[TEXT_AT] + len(self)] = SEPARATOR
         self.memory[NUM_TOKENS] += 1
@@ -91,22 +93,18 @@ class SuffixIndex:
     def make_room(self) -> None:
         """Enlarge what is too small for the next token."""
         old = self.memory
-        bounds = (int(old[TEXT_AT]), int(old[STATES_AT]), int(old[EDGES_AT]), int(old[TABLE_AT]))
-        text_at, states_at, edges_at, table_at = bounds
-        num_tokens, num_edges = int(old[NUM_TOKENS]), int(old[WANTED_EDGES])
+        bounds = (int(old[TEXT_AT]), int(old[STATES_AT]), int(old[BLOCKS_AT]), len(old))
+        text_at, states_at, blocks_at, end_at = bounds
         new = _laid_out(
-            _enlarged(states_at - text_at, num_tokens + 1),
-            _enlarged((edges_at - states_at) // STATE_SIZE, int(old[NUM_STATES]) + 2),
-            _enlarged((table_at - edges_at) // EDGE_SIZE, num_edges),
+            _enlarged(states_at - text_at, int(old[NUM_TOKENS]) + 1),
+            _enlarged((blocks_at - states_at) // STATE_SIZE, int(old[NUM_STATES]) + 2),
+            _enlarged(end_at - blocks_at, int(old[WANTED_SIZE])),
         )
         new[NUM_TOKENS:HEADER_SIZE] = old[NUM_TOKENS:HEADER_SIZE]
-        for region, end in ((TEXT_AT, states_at), (STATES_AT, edges_at), (EDGES_AT, table_at)):
+        used = blocks_at + int(old[BLOCKS_SIZE])
+        for region, end in ((TEXT_AT, states_at), (STATES_AT, blocks_at), (BLOCKS_AT, used)):
             start = int(new[region])
             new[start : start + end - bounds[region]] = old[bounds[region] : end]
-        if new[TABLE_MASK] == old[TABLE_MASK]:
-            new[int(new[TABLE_AT]) :] = old[table_at:]
-        else:
-            fill_table(new)
         self.memory = new
 
 
@@ -114,11 +112,20 @@ def _enlarged(room: int, wanted: int) -> int:
     return room if wanted <= room else int(wanted * _GROWTH) + _SMALLEST
 
 
-def _laid_out(num_tokens: int, num_states: int, num_edges: int) -> NDArray[np.int32]:
-    num_slots = 1 << (num_edges * 4 // 3).bit_length()
-    sizes = (num_tokens, num_states * STATE_SIZE, num_edges * EDGE_SIZE, num_slots)
-    starts = np.cumsum((HEADER_SIZE, *sizes))
-    memory = np.zeros(starts[-1], np.int32)
-    memory[TEXT_AT : TABLE_AT + 1] = starts[:-1]
-    memory[TABLE_MASK] = num_slots - 1
+def _laid_out(num_tokens: int, num_states: int, blocks_size: int) -> NDArray[np.int32]:
+    sizes = (num_tokens, num_states * STATE_SIZE, blocks_size)
+    starts = np.cumsum((HEADER_SIZE, *(_whole_lines(size) for size in sizes)))
+    memory = _zeros(int(starts[-1]))
+    memory[TEXT_AT : BLOCKS_AT + 1] = starts[:-1]
     return memory
+
+
+def _whole_lines(size: int) -> int:
+    return -(-size // _CACHE_LINE) * _CACHE_LINE
+
+
+def _zeros(size: int) -> NDArray[np.int32]:
+    """Return zeros that start with a cache line; numpy promises no such thing."""
+    zeros = np.zeros(size + _CACHE_LINE, np.int32)
+    first = -zeros.ctypes.data // zeros.itemsize % _CACHE_LINE
+    return zeros[first : first + size]

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from draft_service.suffix_blocks import NUM_LISTED
 from draft_service.suffix_compiled import Integers
 
 Record: TypeAlias = Integers
@@ -50,7 +51,7 @@ MAX_CLAIMS: Final = 256
 CLAIMED_AT: Final = CLAIMS_AT + (MAX_CLAIMS + 1) * CLAIM_SIZE
 """The tokens that claims name."""
 MAX_CLAIMED: Final = 1024
-MAX_GROUP: Final = 8
+MAX_GROUP: Final = NUM_LISTED
 """Tokens that one claim names; there is room for one group more than claims may name."""
 
 RECORD_SIZE: Final = CLAIMED_AT + MAX_CLAIMED + MAX_GROUP

@@ -29,7 +29,9 @@ from paceline.tree import TokenTree
 INGESTED_AT_ONCE: Final = 16_384
 """Tokens of a long prompt that one call takes in, 5 to 10 ms: other sessions wait for it."""
 _ROOM: Final = 256
-"""Tokens that a session can append before its memory grows for the first time."""
+_ROOM_PER_TOKEN: Final = 1 / 16
+"""Room for what a session appends, so many tokens and this for each that it starts with: until it
+is used up no commit waits for a copy of the memory, 30 ms with a million tokens."""
 
 
 class Workspace:
@@ -72,7 +74,8 @@ class SuffixSession:
         self._shifts = np.zeros(NUM_CLASSES)
         self._contexts = np.zeros(2 * (NUM_SOURCES - 1), np.int32)
         self._num_turns = -1
-        self._index = SuffixIndex(len(predicted) + len(committed) + _ROOM)
+        num_known = len(predicted) + len(committed)
+        self._index = SuffixIndex(num_known + int(num_known * _ROOM_PER_TOKEN) + _ROOM)
         self._waiting = [np.array(part, np.int32) for part in (predicted, committed) if part]
         self._starts_predicted = bool(predicted)
         output_at = len(predicted) + bool(predicted) + (spec.prompt_len or len(committed))

@@ -6,25 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from draft_service.suffix_blocks import NUM_LISTED, list_at, num_slots, target_of
 from draft_service.suffix_compiled import Integers, compiled_entry
 from draft_service.suffix_index import SuffixIndex
 from draft_service.suffix_states import (
     COUNT,
-    EDGE_NEXT,
-    EDGE_SIZE,
-    EDGE_TOKEN,
-    EDGES_AT,
-    NO_EDGE,
+    ENTRY_SIZE,
+    ENTRY_TOKEN,
     NO_TOKEN,
     NOWHERE,
     ROOT_STATE,
-    SEVERAL,
     STATE_SIZE,
     STATES_AT,
-    TARGET,
-    TOKEN,
     Memory,
-    target_of,
+    num_followers,
 )
 
 
@@ -37,27 +32,34 @@ def _state_after(memory: Memory, token_ids: Integers) -> int:
     return state
 
 
+@compiled_entry
+def _list_of(memory: Memory, state: int) -> tuple[int, int, int]:
+    number = num_followers(memory, state)
+    return list_at(memory, state), number, num_slots(number)
+
+
 def count_of(index: SuffixIndex, context: Sequence[int]) -> int:
     """Return how often a context has occurred; it holds at least one token."""
-    fields = _fields(index, context)
-    return 0 if fields is None else int(index.memory[fields + COUNT])
+    state = _state_after(index.memory, np.array(context, np.int32))
+    if state == NOWHERE:
+        return 0
+    return int(index.memory[int(index.memory[STATES_AT]) + state * STATE_SIZE + COUNT])
 
 
 def followers_of(index: SuffixIndex, context: Sequence[int]) -> list[int]:
-    """Return the distinct tokens that followed a context, in the order of its list."""
-    fields = _fields(index, context)
-    if fields is None or index.memory[fields + TOKEN] == NO_TOKEN:
-        return []
-    if index.memory[fields + TOKEN] != SEVERAL:
-        return [int(index.memory[fields + TOKEN])]
-    found, edge = [], int(index.memory[fields + TARGET])
-    while edge != NO_EDGE:
-        edge_fields = int(index.memory[EDGES_AT]) + edge * EDGE_SIZE
-        found.append(int(index.memory[edge_fields + EDGE_TOKEN]))
-        edge = int(index.memory[edge_fields + EDGE_NEXT])
-    return found
-
-
-def _fields(index: SuffixIndex, context: Sequence[int]) -> int | None:
+    """Return the distinct tokens that followed a context, those that are listed first."""
     state = _state_after(index.memory, np.array(context, np.int32))
-    return None if state == NOWHERE else int(index.memory[STATES_AT]) + state * STATE_SIZE
+    if state == NOWHERE:
+        return []
+    start, number, slots = _list_of(index.memory, state)
+    table = start + NUM_LISTED * ENTRY_SIZE
+    listed = _tokens(index, start, min(number, NUM_LISTED))
+    tabled = [token_id for token_id in _tokens(index, table, slots) if token_id != NO_TOKEN]
+    assert set(listed) <= set(tabled or listed)
+    assert len(tabled or listed) == number
+    return listed + [token_id for token_id in tabled if token_id not in listed]
+
+
+def _tokens(index: SuffixIndex, start: int, number: int) -> list[int]:
+    entries = index.memory[start : start + number * ENTRY_SIZE]
+    return [int(token_id) for token_id in entries[ENTRY_TOKEN::ENTRY_SIZE]]

@@ -63,6 +63,28 @@ def test_every_context_is_followed_by_what_follows_its_occurrences(texts: list[l
         assert set(found) == followers[context]
 
 
+@given(
+    turns=st.lists(
+        st.tuples(st.integers(min_value=0, max_value=1), st.integers(min_value=2, max_value=40)),
+        max_size=150,
+    )
+)
+def test_contexts_may_have_many_followers(turns: list[tuple[int, int]]) -> None:
+    """Two tokens lead on to dozens, in contexts that are split while they have some."""
+    text = [token_id for turn in turns for token_id in turn]
+    index = indexed([text])
+    counts, behind = Counter[tuple[int, ...]](), defaultdict[tuple[int, ...], set[int]](set)
+    for length in (1, 2, 3):
+        for end in range(length, len(text) + 1):
+            context = tuple(text[end - length : end])
+            counts[context] += 1
+            behind[context].update(text[end : end + 1])
+
+    for context, count in counts.items():
+        assert count_of(index, context) == count
+        assert set(followers_of(index, context)) == behind[context]
+
+
 @given(texts=TEXTS, absent=st.lists(st.integers(min_value=0, max_value=5), min_size=1, max_size=5))
 def test_a_context_that_never_occurred_is_not_found(
     texts: list[list[int]], absent: list[int]

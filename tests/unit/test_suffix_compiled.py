@@ -20,6 +20,27 @@ def double(number):
 print(double(21))
 """
 
+PREFETCHING = """
+import sys, numpy
+from draft_service.suffix_compiled import compiled, compiled_entry, prefetch
+
+@compiled
+def total(array, index):
+    prefetch(array, index)
+    return array[0] + array[1]
+
+@compiled_entry
+def sum_of(array, other):
+    result = 0
+    for index in (-10**12, 0, 10**12):
+        result = total(array, index) + total(other, index)
+    return result
+
+array, other = numpy.array([1, 2], numpy.int32), numpy.array([0, 4], numpy.int32)
+count = sys.getrefcount(array)
+print(sum_of(array, other), sys.getrefcount(array) - count)
+"""
+
 
 def run(folder: Path, *, cache: Path, home: Path) -> str:
     """Run the program in a process of its own; return what it prints."""
@@ -44,6 +65,21 @@ def test_compiled_code_is_kept_in_the_chosen_folder(tmp_path: Path) -> None:
 
     assert printed == "42\n"
     assert list(cache.rglob("*.nbc"))
+
+
+def test_any_index_may_be_prefetched_and_arrays_are_not_counted(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PREFETCHING)
+
+    process = subprocess.run(  # noqa: S603
+        [sys.executable, str(program)],
+        env={"NUMBA_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert process.stdout == "7 0\n"
 
 
 def test_without_a_folder_to_write_each_process_compiles(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from draft_service.suffix_blocks import NUM_LISTED
 from draft_service.suffix_index import SuffixIndex
+from draft_service.suffix_states import BLOCKS_AT, ENTRY_SIZE, STATE_SIZE, STATES_AT
 from tests.doubles.suffix_contexts import count_of, followers_of
 
 pytestmark = pytest.mark.timeout(300)  # the first test may compile
@@ -57,6 +59,45 @@ def test_the_follower_used_last_comes_first_in_the_end() -> None:
     index.extend([1, 5, 1, 6] + [1, 7] * 8)
 
     assert followers_of(index, [1])[0] == 7
+
+
+def test_any_number_of_followers_is_kept_while_the_list_holds_those_used_last() -> None:
+    """From the state itself to a line of its own, and to tables of several sizes."""
+    index = SuffixIndex()
+    for number in range(1, 300):
+        index.extend([1, 1_000 + number])
+
+        assert sorted(followers_of(index, [1])) == list(range(1_001, 1_001 + number))
+
+    index.extend([1, 1_150, 2] * 8)
+
+    assert followers_of(index, [1])[0] == 1_150
+
+
+def test_a_context_split_from_another_takes_its_followers_along() -> None:
+    """First 8 always follows 7, so that both lead on alike; then 8 also follows 6."""
+    for number in (1, 2, 3, 5, 8, 9, 13, 40):
+        index = SuffixIndex()
+        for follower in range(100, 100 + number):
+            index.extend([7, 8, follower])
+
+        index.extend([6, 8, 99])
+
+        assert sorted(followers_of(index, [7, 8])) == list(range(100, 100 + number))
+        assert sorted(followers_of(index, [8])) == list(range(99, 100 + number))
+        assert count_of(index, [8]) == number + 1
+
+
+@pytest.mark.parametrize("num_tokens", [0, 5_000])
+def test_neither_a_state_nor_a_list_is_across_two_cache_lines(num_tokens: int) -> None:
+    index = SuffixIndex()
+
+    index.extend(text_like(num_tokens))
+
+    line = 64 // index.memory.itemsize
+    assert index.memory.ctypes.data % 64 == 0
+    assert index.memory[STATES_AT] % line == index.memory[BLOCKS_AT] % line == 0
+    assert line % STATE_SIZE == NUM_LISTED * ENTRY_SIZE % line == 0
 
 
 def test_tokens_can_be_read_again() -> None:
