@@ -16,7 +16,9 @@ from bench.gpu_batches import (
     tree_batch,
 )
 from bench.gpu_decoder import TINY, Decoder, DecoderGraphs
-from verify_service.engine.row_choices import RowDraw, drawn_choices
+from verify_service.engine.device_copies import Fetched
+from verify_service.engine.row_choices import drawn_tokens
+from verify_service.engine.row_cuts import RowDraw
 from verify_service.targets.captured_forward import GraphMaker
 from verify_service.targets.packed_attention import Kernel
 from verify_service.targets.row_buckets import RowBuckets
@@ -91,9 +93,11 @@ def check(machine: Machine, dtype: torch.dtype) -> bool:
 
 def _choices_agree(logits: torch.Tensor) -> bool:
     """Compare choices with noise, made where the logits are, with those made on the host."""
-    draws = [RowDraw(row * 7919 + 1, 0.5 * (row % 3)) for row in range(logits.shape[0])]
-    on_device = drawn_choices(logits, draws)
-    on_host = drawn_choices(logits.cpu(), draws)
+    draws = [
+        RowDraw(row * 7919 + 1, 0.5 * (row % 3), top_k=20 * (row % 2), top_p=1.0 - 0.1 * (row % 4))
+        for row in range(logits.shape[0])
+    ]
+    on_device, on_host = chosen_tokens(logits, draws), chosen_tokens(logits.cpu(), draws)
     num_different = sum(a != b for a, b in zip(on_device, on_host, strict=True))
     print(f"choices      {len(draws)} rows with noise, {num_different} differ from the host's")
     return num_different == 0
@@ -104,6 +108,11 @@ def _logits(graphs: DecoderGraphs, batch: FlatBatch) -> torch.Tensor:
     if logits is None:
         raise SystemExit(f"no graph fits {batch.num_rows} rows")
     return logits
+
+
+def chosen_tokens(logits: torch.Tensor, draws: Sequence[RowDraw]) -> list[int]:
+    """Return the token chosen at each row, as the engine waits for it."""
+    return [int(number) for number in Fetched(drawn_tokens(logits, draws)).numbers()]
 
 
 def greedy(num_rows: int) -> Sequence[RowDraw]:

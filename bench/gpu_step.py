@@ -3,9 +3,10 @@ Verification steps on a CUDA GPU: ``python -m bench.gpu_step``, at most 6 minute
 
 Checks that trees are verified as chains would be, then prints for an 8B-shaped bf16 model with
 random weights: the copy bandwidth, steps of 1 to 64 rows at batch 1, 8, 32 and 128, their share of
-that bandwidth, host overhead, the cost of choosing and of accepting; the same for the torch target
-at batch 1. Steps run in the product's own graphs. Without a GPU it checks and says so;
-``--dry-run`` goes through every part on the CPU with a tiny model, and its figures mean nothing.
+that bandwidth, host overhead, the cost of choosing and of accepting; choices by sampling options;
+the torch target at batch 1, and what the engine around it adds per step. Steps run in the product's
+own graphs. Without a GPU it checks and says so; ``--dry-run`` goes through every part on the CPU
+with a tiny model, and its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ from bench.gpu_batches import (
     prefill_batches,
     tree_batch,
 )
-from bench.gpu_check import Machine, check, greedy, noisy
+from bench.gpu_check import Machine, check, chosen_tokens, greedy, noisy
+from bench.gpu_choices import print_choices
 from bench.gpu_decoder import LLAMA_8B, TINY, Decoder, DecoderGraphs, DecoderShape
+from bench.gpu_engine import EngineSteps, TimedTarget
 from bench.gpu_onnx import check_drafter
 from bench.gpu_target import load_target
 from paceline.tree import TokenTree
 from verify_service.engine.acceptance import walk
-from verify_service.engine.row_choices import RowDraw, drawn_choices
+from verify_service.engine.row_cuts import RowDraw
 from verify_service.targets.captured_forward import CudaGraphs, PlainRuns
 from verify_service.targets.kv_cache import PagedKv
-from verify_service.targets.packed_attention import triton_kernel
+from verify_service.targets.packed_attention import reference_kernel, triton_kernel
 from verify_service.targets.row_buckets import RowBuckets
 from verify_service.targets.target import FlatBatch
-from verify_service.targets.tree_kernel import KernelInputs, KernelTraits, Partials
-from verify_service.targets.tree_kernel import attend_reference as reference
 
 BUDGET_SECONDS = 330.0
+ENGINE_ROWS = 16
 COPY_BYTES = 2 << 30
 MIN_SHARE, MAX_16_ROWS, MAX_64_ROWS, MAX_ACCEPT = 0.80, 1.10, 1.25, 0.03
 HEAD = "batch  rows/seq   step ms   x plain   share of copy   host ms   choose ms   accept ms"
@@ -61,12 +63,21 @@ class Plan:
     rows: tuple[int, ...]
     repeats: int
     copy_bytes: int
+    engine_batches: tuple[int, ...]
+    """Sequences of the engine's steps, each of ``ENGINE_ROWS`` rows."""
 
 
 FULL = Plan(
-    LLAMA_8B, torch.bfloat16, 512, (1, 8, 32, 128), (1, 2, 4, 8, 16, 32, 64), 15, COPY_BYTES
+    LLAMA_8B,
+    torch.bfloat16,
+    512,
+    (1, 8, 32, 128),
+    (1, 2, 4, 8, 16, 32, 64),
+    15,
+    COPY_BYTES,
+    (1, 8, 32),
 )
-DRY = Plan(TINY, torch.float32, 9, (1, 2), (1, 16), 1, 1 << 20)
+DRY = Plan(TINY, torch.float32, 9, (1, 2), (1, 16), 1, 1 << 20, (1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +143,16 @@ class Bench:
     def target(self) -> None:
         """Print steps of the torch target at batch 1, transformers' own layers and all."""
         plan, shape = self.plan, self.plan.shape
-        loaded = load_target(shape, self.machine, plan.dtype, plan.context, plan.rows[-1])
+        most = plan.engine_batches[-1]
+        num_blocks = (1 + most) * 2 * blocks_per_span(plan.context, shape.block_size)
+        loaded = load_target(
+            shape,
+            self.machine,
+            plan.dtype,
+            context=plan.context,
+            max_rows=max(most * ENGINE_ROWS, plan.rows[-1]),
+            num_blocks=num_blocks,
+        )
         plain = 0.0
         for num_rows in plan.rows:
             batch = tree_batch(1, num_rows, plan.context, shape.block_size)
@@ -143,6 +163,16 @@ class Bench:
                 f"torch target {num_rows:3} rows  {seconds * 1e3:8.3f} ms  {seconds / plain:6.3f} "
                 f"x plain  {share:6.1%} of copy, packing and launching included"
             )
+        timed = TimedTarget(loaded.target, self.machine.device)
+        engine = EngineSteps(timed, num_blocks, shape.block_size, most, ENGINE_ROWS - 1)
+        for num_sequences in plan.engine_batches:
+            if not self.is_late:
+                engine.print_steps(num_sequences, plan.context, plan.repeats)
+
+    def sampling(self) -> None:
+        """Print what choices cost, by sampling options."""
+        plan, device = self.plan, self.machine.device
+        print_choices(self._wall, device, plan.shape.vocab, plan.engine_batches, ENGINE_ROWS)
 
     def seconds(self, run: Callable[[], None]) -> float:
         """Return the median time of one call on the device."""
@@ -186,8 +216,7 @@ class Bench:
 
         def step(draws: Sequence[RowDraw]) -> list[int]:
             logits = captured.forward(batch)
-            chosen = [] if logits is None else drawn_choices(logits, draws)
-            return [0 if choice is None else choice.token_id for choice in chosen]
+            return [] if logits is None else chosen_tokens(logits, draws)
 
         with_host = self._wall(lambda: step(greedy(count)))
         with_noise = self._wall(lambda: step(noisy(count)))
@@ -257,20 +286,6 @@ def _choice_at(choices: Sequence[int], node: int, path: Sequence[int]) -> int:
     return choices[node]
 
 
-def _reference_kernel(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    inputs: KernelInputs,
-    traits: KernelTraits,
-    partials: Partials,
-    out: torch.Tensor,
-) -> None:
-    """Stand in for the kernel where there is no GPU."""
-    del partials
-    reference(queries, keys, values, inputs, traits, out)
-
-
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has none
 
@@ -282,7 +297,7 @@ def _ignore(run: Callable[[Any], object], argument: object) -> None:
 
 def host_machine() -> Machine:
     """Return the CPU with everything that stands in for a GPU's."""
-    return Machine(torch.device("cpu"), PlainRuns(), _reference_kernel, num_processors=8)
+    return Machine(torch.device("cpu"), PlainRuns(), reference_kernel, num_processors=8)
 
 
 def cuda_machine() -> Machine | None:
@@ -321,7 +336,12 @@ def run_parts(
     if machine is None or options.check_only or not all(results):
         return all(results)
     bench = Bench(machine, plan, started)
-    parts = {"copy": bench.copy, "steps": bench.steps, "torch target": bench.target}
+    parts = {
+        "copy": bench.copy,
+        "steps": bench.steps,
+        "sampling": bench.sampling,
+        "torch target": bench.target,
+    }
     for name, part in parts.items():
         if bench.is_late:
             print(f"{name:12} out of time: not measured")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from bench.gpu_batches import blocks_per_span, prefill_batches
+from bench.gpu_batches import prefill_batches
 from bench.gpu_check import Machine
 from bench.gpu_decoder import DecoderShape
 from verify_service.targets.fused_layers import fuse_layers
@@ -31,9 +31,15 @@ class LoadedTarget:
 
 
 def load_target(
-    shape: DecoderShape, machine: Machine, dtype: torch.dtype, context: int, max_rows: int
+    shape: DecoderShape,
+    machine: Machine,
+    dtype: torch.dtype,
+    *,
+    context: int,
+    max_rows: int,
+    num_blocks: int,
 ) -> LoadedTarget:
-    """Return the product's target around a model of this shape."""
+    """Return the product's target around a model of this shape, one context stored."""
     with torch.inference_mode():
         model = _random_model(shape, machine.device, dtype)
         attention = TreeAttention(dtype, machine.device, exact=False)
@@ -45,7 +51,7 @@ def load_target(
         machine.graphs, machine.kernel, machine.num_processors, max_rows, is_lazy=True
     )
     target = TorchTarget(model, info, attention, check.traits, None, accelerator)
-    target.allocate_kv(blocks_per_span(context, shape.block_size), shape.block_size)
+    target.allocate_kv(num_blocks, shape.block_size)
     for chunk in prefill_batches(1, context, shape.block_size):
         target.forward(chunk)
     embedding = shape.vocab * shape.hidden

@@ -54,6 +54,7 @@ def _verify_chains(engine: StepEngine, sizes: list[int], committed: int) -> int:
         engine.apply(TreeFact(WARM_UP_ID, committed, tree))
         for step in engine.step().steps:
             committed += len(step.token_ids)
+    engine.settle()
     return committed
 
 

@@ -70,6 +70,10 @@ class Harness:
                 self._committed[event.request.sequence_id] = list(
                     event.request.prompt_token_ids + event.request.emitted_token_ids
                 )
+        self.offer_all()
+
+    def offer_all(self) -> None:
+        """Offer a tree for every open session."""
         for sequence_id in self._committed:
             self._offer(sequence_id)
 

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from tests.doubles.recorded_graphs import RecordingGraphs
 from verify_service.targets.model_graphs import Accelerator
-from verify_service.targets.packed_attention import Kernel
+from verify_service.targets.packed_attention import Kernel, reference_kernel
 from verify_service.targets.torch_model import TorchTarget
-from verify_service.targets.tree_kernel import KernelInputs, KernelTraits, Partials
-from verify_service.targets.tree_kernel import attend_reference as reference
-
-
-def reference_kernel(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    inputs: KernelInputs,
-    traits: KernelTraits,
-    partials: Partials,
-    out: torch.Tensor,
-) -> None:
-    """Do what the kernel does, in plain torch."""
-    del partials
-    reference(queries, keys, values, inputs, traits, out)
 
 
 def graphed_target(

@@ -6,7 +6,6 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
 import pytest
-import torch
 
 from paceline.tree import TokenTree
 from tests.doubles.engine_harness import POOL, ProposeTree
@@ -15,13 +14,8 @@ from tests.doubles.recorded_graphs import RecordingGraphs
 from tests.doubles.small_engine import ids, run
 from tests.doubles.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny_model
 from verify_service.engine import verification
-from verify_service.engine.draft_selection import BudgetMode, Selected
-from verify_service.engine.row_choices import (
-    RowChoices,
-    drawn_choices,
-    draws_of,
-    is_drawn_alike,
-)
+from verify_service.engine.draft_selection import BudgetMode
+from verify_service.engine.row_choices import DrawnChoices
 from verify_service.engine.sampling import SamplingParams, TokenLimits
 from verify_service.engine.sequence import Request
 from verify_service.engine.step_engine import EngineConfig, StepEngine
@@ -46,6 +40,15 @@ REQUESTS = [
         limits=TokenLimits(24),
         sampling=SamplingParams(0.7, top_p=0.9, seed=2**63),
     ),
+    Request(
+        4,
+        (7, 7, 8, 9, 9, 9),
+        limits=TokenLimits(24, min_tokens=4, stop_token_ids=frozenset({3, 5})),
+        sampling=SamplingParams(
+            0.8, top_k=20, min_p=0.02, repetition_penalty=1.2, frequency_penalty=0.3, seed=9
+        ),
+        num_logprobs=2,
+    ),
 ]
 
 
@@ -64,11 +67,6 @@ def oracle(texts: dict[int, list[int]]) -> ProposeTree:
     return propose
 
 
-def at_once(logits: torch.Tensor, selected: SequenceOf[Selected]) -> RowChoices:
-    """Choose as on a device."""
-    return RowChoices(drawn_choices(logits, draws_of(selected)), is_drawn_alike)
-
-
 def texts_of(target: TargetModel, propose: ProposeTree | None = None) -> dict[int, list[int]]:
     return ids(run(REQUESTS, StepEngine(target, CONFIG), propose))
 
@@ -79,7 +77,7 @@ def test_text_is_that_of_the_cpu_path_drafted_or_not(
     """B012, B049: trees whose accepted paths are scattered, greedy and sampled side by side."""
     save_tiny_model(CONFIGS["qwen3"], tmp_path)
     plain = texts_of(TorchTarget.load(tmp_path, weights="float32", num_threads=1))
-    monkeypatch.setattr(verification, "choose_all", at_once)
+    monkeypatch.setattr(verification, "choose_all", DrawnChoices)
     graphs = [RecordingGraphs(), RecordingGraphs()]
 
     undrafted = texts_of(graphed_target(tmp_path, graphs[0]))

@@ -81,10 +81,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
             prefix = tuple(token_ids[: (index + 1) * self.block_size])
             self.contents[table.blocks[index]] = (table.salt, prefix)
 
-    @rule(table=tables)
-    def publish(self, table: Table) -> None:
-        """Make what is stored reusable."""
-        self.manager.publish(table.blocks, table.token_ids, table.num_stored, table.salt)
+    @rule(table=tables, is_put_off=st.booleans())
+    def publish(self, table: Table, is_put_off: bool) -> None:
+        """Make what is stored reusable, now or in time."""
+        publish = self.manager.publish_later if is_put_off else self.manager.publish
+        publish(table.blocks, table.token_ids, table.num_stored, table.salt)
         for end in range(self.block_size, table.num_stored + 1, self.block_size):
             self.published.add((table.salt, tuple(table.token_ids[:end])))
 
@@ -104,6 +105,11 @@ class BlockManagerMachine(RuleBasedStateMachine):
     def end(self, table: Table) -> None:
         """End a sequence."""
         self._release(table)
+
+    @rule()
+    def settle(self) -> None:
+        """Do what was put off."""
+        self.manager.settle()
 
     @rule()
     def forget(self) -> None:
@@ -199,6 +205,19 @@ def test_prefix_published_in_parts_is_one_prefix() -> None:
         manager.publish(table, [1, 2, 3, 4, 5, 6], num_stored, "")
 
     assert manager.match_prefix([1, 2, 3, 4, 5, 6, 7], "") == table
+
+
+def test_a_prefix_that_was_put_off_is_found_as_if_it_had_not_been() -> None:
+    managers = [BlockManager(8, 2), BlockManager(8, 2)]
+    for manager, is_put_off in zip(managers, (False, True), strict=True):
+        table: list[int] = []
+        manager.grow(table, 4)
+        publish = manager.publish_later if is_put_off else manager.publish
+        publish(table, [1, 2, 3, 4], 4, "")
+        if is_put_off:
+            manager.free(table)
+
+    assert [manager.match_prefix([1, 2, 3, 4, 5], "") for manager in managers] == [[0, 1]] * 2
 
 
 def test_twin_sequences_publish_once_and_both_go_on() -> None:

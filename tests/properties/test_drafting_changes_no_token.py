@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.noise import mix64
 from paceline.tree import TokenTree
 from tests.doubles.engine_harness import POOL, Emitted, Harness, ProposeTree
+from verify_service.engine import verification
 from verify_service.engine.draft_selection import BudgetMode
+from verify_service.engine.row_choices import DrawnChoices
 from verify_service.engine.sampling import SamplingParams, TokenLimits
 from verify_service.engine.sequence import Request
 from verify_service.engine.step_engine import EngineConfig, StepEngine
@@ -147,6 +150,49 @@ def test_one_sequence_emits_the_same_ids_with_any_drafter(
     assert len(drafted.token_ids) == sum(
         step.num_accepted + 1 for step in drafted.steps if step.token_ids
     )
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    prompts=st.lists(
+        st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9), min_size=1, max_size=3
+    ),
+    sampling=st.lists(sampling_params, min_size=3, max_size=3),
+    token_limits=limits,
+    seed=st.integers(0, 2**32),
+    honesty=st.integers(0, 10),
+)
+def test_choices_at_once_and_late_bookkeeping_change_no_id(
+    prompts: list[list[int]],
+    sampling: list[SamplingParams],
+    token_limits: TokenLimits,
+    seed: int,
+    honesty: int,
+) -> None:
+    """B006, B022-B026, B058: as on a device, where trees come in while a pass is under way."""
+    requests = [
+        Request(index, tuple(prompt), sampling=sampling[index], limits=token_limits)
+        for index, prompt in enumerate(prompts)
+    ]
+    alone = [_run([request], None, _engine())[0] for request in requests]
+    oracle = [*prompts[0], *alone[0].token_ids]
+    engine = _engine()
+    propose = _drafts(seed, oracle, honesty)
+    harness = Harness(engine, propose)
+    engine.beside = lambda: harness.offer_all() if honesty % 2 else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verification, "choose_all", DrawnChoices)
+        patch.setattr(verification.Pass, "is_apart", True)
+        for request in requests:
+            harness.submit(request)
+        harness.run()
+
+    assert [harness.emitted[each.sequence_id].token_ids for each in requests] == [
+        each.token_ids for each in alone
+    ]
+    engine.settle()
+    engine.check_integrity()
 
 
 @settings(max_examples=40, deadline=None)

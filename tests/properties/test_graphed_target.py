@@ -5,12 +5,7 @@ recorded graphs and the tree kernel, the latter as its reference and in Triton's
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +14,8 @@ import pytest
 import torch
 from transformers import Gemma2Config, PretrainedConfig
 
-from tests.doubles.graphed_targets import graphed_target, reference_kernel
+from tests.doubles.graphed_targets import graphed_target
+from tests.doubles.interpreter_run import needs_interpreter, needs_triton, run_inner_tests
 from tests.doubles.recorded_graphs import RecordingGraphs
 from tests.doubles.target_spans import (
     BLOCK_SIZE,
@@ -29,16 +25,13 @@ from tests.doubles.target_spans import (
     with_logit_rows,
 )
 from tests.doubles.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny_model
-from verify_service.targets.packed_attention import Kernel, triton_kernel
+from verify_service.targets.packed_attention import Kernel, reference_kernel, triton_kernel
 from verify_service.targets.target import CONTEXT, FlatBatch, RowSpan
 from verify_service.targets.torch_model import TorchTarget
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 NUM_BLOCKS = 128
 BLOCKS_PER_SEQUENCE = 40
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-IN_INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def capped_config() -> PretrainedConfig:
@@ -164,26 +157,13 @@ def test_a_tree_beyond_the_kernel_runs_without_a_graph(pair: Pair) -> None:
     assert pair.graphs.num_replays == before
 
 
-@pytest.mark.skipif(not HAS_TRITON, reason="triton comes with GPU builds of torch")
-@pytest.mark.skipif(IN_INTERPRETER, reason="this is the inner run")
+@needs_triton
 @pytest.mark.timeout(400)
 def test_the_triton_kernel_within_the_target_agrees_in_the_interpreter() -> None:
-    """Another process: the interpreter is chosen when triton is imported."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", __file__, "-k", "inner"]
-    outcome = subprocess.run(  # noqa: S603 ourselves
-        command,
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert outcome.returncode == 0, json.dumps(outcome.stdout[-3000:])
-    assert "3 passed" in outcome.stdout
+    run_inner_tests(__file__, num_tests=3)
 
 
-@pytest.mark.skipif(not (HAS_TRITON and IN_INTERPRETER), reason="needs TRITON_INTERPRET=1")
+@needs_interpreter
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_inner_triton_kernel_within_the_target(name: str, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 from bench.constraints import is_valid, random_regex, random_schema
 from bench.structured import StructuredRuns
 from paceline.v1 import types_pb2
+from verify_service.engine import verification
+from verify_service.engine.row_choices import DrawnChoices
 
 
 def _rng(seed: int) -> Random:
@@ -23,6 +25,27 @@ def test_output_is_valid_and_the_same_with_forced_and_other_drafts() -> None:
     assert made.num_invalid == 0
     assert made.num_different == 0
     assert made.forced_length > made.plain_length == 1.0
+
+
+class NeverHere(DrawnChoices):
+    """Choices of a device that is always busy a little longer."""
+
+    def is_here(self) -> bool:
+        """Return False."""
+        return False
+
+
+@pytest.mark.timeout(300)
+def test_masks_asked_for_while_a_device_computes_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B082: of every node then, also of those that no walk comes to."""
+    monkeypatch.setattr(verification, "choose_all", NeverHere)
+
+    made = StructuredRuns().measure(_rng(4), 4)
+
+    assert made.num_invalid == 0
+    assert made.num_different == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 
 from bench import gpu_step
 from bench.gpu_check import Comparison
+from bench.gpu_choices import KINDS
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 
@@ -36,6 +37,9 @@ def test_a_dry_run_goes_through_every_part(capsys: pytest.CaptureFixture[str]) -
         (spans, rows) for spans in plan.batches for rows in plan.rows
     ]
     assert sum(line.startswith("torch target") for line in lines) == len(plan.rows)
+    sampling = [line for line in lines if line.startswith("sampling")]
+    assert len(sampling) == len(plan.engine_batches) * len(KINDS)
+    assert sum(line.startswith("engine") for line in lines) == len(plan.engine_batches)
 
 
 @WITHOUT_GPU

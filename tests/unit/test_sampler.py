@@ -153,6 +153,26 @@ def test_large_vocabulary_takes_no_other_choice(params: SamplingParams) -> None:
         assert chosen == _reference(logits, params, ())
 
 
+@pytest.mark.parametrize("size", [VOCAB, 3000], ids=["narrow", "wide"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0, top_k=5),
+        SamplingParams(temperature=1.0, top_k=9, top_p=0.9),
+        SamplingParams(temperature=1.0, top_p=0.6),
+    ],
+    ids=["top_k", "top_k and top_p", "top_p"],
+)
+def test_of_tokens_that_tie_at_a_cut_the_first_are_kept(params: SamplingParams, size: int) -> None:
+    """Half precision ties often; which of them stay must not depend on how they are searched."""
+    for seed in range(12):
+        logits = [round(value) for value in _logits(seed, size=size)]
+
+        chosen = _chosen([float(v) for v in logits], replace(params, seed=seed))
+
+        assert chosen == _reference(logits, replace(params, seed=seed), ())
+
+
 def test_options_do_change_the_choice() -> None:
     """B029, B094-B096: none of them is without effect."""
     flat = [0.01 * token_id for token_id in range(VOCAB)]

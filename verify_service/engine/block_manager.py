@@ -7,7 +7,8 @@ Every block is in exactly one state:
     empty     ref_count = 0, holds nothing of value
 
 Only full blocks of committed tokens are ever cached. A block's key chains over everything before
-it, so equal keys mean equal prefixes (and equal salts).
+it, so equal keys mean equal prefixes (and equal salts). Keys may be computed later than blocks
+fill, at the latest before anyone could tell: when a prefix is looked for or blocks are given back.
 """
 
 from __future__ import annotations
@@ -15,8 +16,18 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
 
 from paceline.errors import EngineFailed
+
+
+class _Unpublished(NamedTuple):
+    """A block table that holds new full blocks; the lists are their sequence's own."""
+
+    block_table: SequenceOf[int]
+    token_ids: SequenceOf[int]
+    num_stored: int
+    salt: str
 
 
 class BlockManager:
@@ -31,6 +42,7 @@ class BlockManager:
         self._cached: OrderedDict[int, bytes] = OrderedDict()
         self._key_of_block: dict[int, bytes] = {}
         self._block_of_key: dict[bytes, int] = {}
+        self._unpublished: list[_Unpublished] = []
 
     @property
     def num_free(self) -> int:
@@ -61,7 +73,8 @@ class BlockManager:
             self._release(block_table.pop())
 
     def free(self, block_table: list[int]) -> None:
-        """Give back all blocks; what was published stays cached."""
+        """Give back all blocks; what was published, or was to be, stays cached."""
+        self.settle()
         self.shrink(block_table, 0)
 
     def match_prefix(self, token_ids: SequenceOf[int], salt: str) -> list[int]:
@@ -73,6 +86,7 @@ class BlockManager:
         block_table: list[int] = []
         if not self.prefix_caching:
             return block_table
+        self.settle()
         for key in self._keys(token_ids, salt, (len(token_ids) - 1) // self.block_size, b""):
             block = self._block_of_key.get(key)
             if block is None:
@@ -103,8 +117,22 @@ class BlockManager:
                 self._block_of_key[key] = block
                 self._key_of_block[block] = key
 
+    def publish_later(
+        self, block_table: SequenceOf[int], token_ids: SequenceOf[int], num_stored: int, salt: str
+    ) -> None:
+        """Do as ``publish`` when there is time; what is passed may grow, not change, until then."""
+        if self.prefix_caching:
+            self._unpublished.append(_Unpublished(block_table, token_ids, num_stored, salt))
+
+    def settle(self) -> None:
+        """Publish what was put off."""
+        unpublished, self._unpublished = self._unpublished, []
+        for each in unpublished:
+            self.publish(*each)
+
     def forget_cached(self) -> None:
         """Make every cached block empty."""
+        self.settle()
         while self._cached:
             self._empty[self._evict()] = None
 

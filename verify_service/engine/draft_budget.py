@@ -191,4 +191,5 @@ def tree_of(kept: Sequence[Candidate]) -> TokenTree:
         log_probs.append(min(kept[index].node.log_prob, 0.0))
         number = len(token_ids)
         stack.extend((child, number) for child in reversed(children.get(index, ())))
-    return TokenTree(tuple(token_ids), tuple(parents), tuple(log_probs))
+    # A trie holds what was checked when it came, its siblings apart.
+    return TokenTree.trusted(tuple(token_ids), tuple(parents), tuple(log_probs))

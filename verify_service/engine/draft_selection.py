@@ -17,7 +17,7 @@ from verify_service.engine.block_manager import BlockManager
 from verify_service.engine.constraint import Constraint
 from verify_service.engine.cost_table import CostTable
 from verify_service.engine.draft_budget import EMPTY, Candidate, candidates, cut, tree_of
-from verify_service.engine.draft_trie import MergeOutcome
+from verify_service.engine.draft_trie import MergeOutcome, Observation
 from verify_service.engine.goodput import worthwhile_wait
 from verify_service.engine.sampling import Rule
 from verify_service.engine.scheduler import Turn
@@ -58,15 +58,20 @@ class Selected:
 LimitsOf = Callable[[Sequence], tuple[BudgetMode, int]]
 
 
-def merge_fact(sequence: Sequence, fact: TreeFact) -> MergeOutcome:
-    """Merge a tree into the sequence's trie if it comes from whom the sequence listens to."""
+def merge_fact(sequence: Sequence, fact: TreeFact, *, is_in_time: bool = True) -> MergeOutcome:
+    """
+    Merge a tree into the sequence's trie if it comes from whom the sequence listens to.
+
+    ``is_in_time``: no step that could have used it is under way already.
+    """
     if fact.pool != sequence.session_pool or (not fact.pool and not sequence.request.lockstep):
         return MergeOutcome.STALE
     drawn = fact.drawn if sequence.request.sampling.rule is Rule.REJECTION else None
     outcome = sequence.trie.merge(fact.base_len, fact.tree, sequence.token_ids, drawn)
     if not fact.pool:
         sequence.pending_verdicts += 1
-    if fact.base_len == len(sequence.token_ids) and sequence.awaits_tree:
+    answers = is_in_time and fact.base_len == len(sequence.token_ids)
+    if answers and sequence.awaits_tree:
         # An empty tree answers too: nothing is coming that would be worth a wait.
         sequence.awaits_tree = False
         came = float(fact.tree.num_nodes > 0)
@@ -109,22 +114,21 @@ def _counts(offers: list[list[Candidate]], turns: list[Turn], costs: CostTable) 
     return [next(counts) if turn.is_decode else 0 for turn in turns]
 
 
-def learn(sequence: Sequence, step: SequenceStep) -> None:
-    """Re-root the trie along what was committed and learn from all that it had said."""
+def learn(sequence: Sequence, step: SequenceStep) -> list[Observation]:
+    """Re-root the trie along what was committed; return what came of all that it had said."""
     had_nodes = sequence.trie.num_nodes > 0
     observations = sequence.trie.advance(step.token_ids)
     constraint = sequence.request.constraint
     if constraint is not None and step.finish_reason is None:
         constraint.commit(step.token_ids)
         _offer_forced(sequence, constraint)
-    if sequence.calibration is not None:
-        sequence.calibration.record(observations)
     if had_nodes:
         gained = step.num_accepted - sequence.accepted_ema
         sequence.accepted_ema += EMA_WEIGHT * gained
     if sequence.awaits_tree:
         sequence.arrival_rate -= EMA_WEIGHT * sequence.arrival_rate
     sequence.awaits_tree = bool(sequence.session_pool)
+    return observations
 
 
 def _offer_forced(sequence: Sequence, constraint: Constraint) -> None:

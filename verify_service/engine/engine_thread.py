@@ -42,6 +42,9 @@ class EngineThread:
         self._stopping = threading.Event()
         self._unread = threading.Semaphore(MAX_UNREAD_OUTPUTS)
         self._is_checked = False
+        self._untold: StepOutput | None = None
+        """What came of the step before, kept until a device is busy with the next."""
+        engine.beside = self._work_beside
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -106,14 +109,23 @@ class EngineThread:
     def _run(self) -> None:
         while not self._stopping.is_set():
             output = self._turn()
-            if output is not None:
-                self._publish(output)
+            self._tell()
+            self._untold = output
+            if output is not None and not _moved(output):
+                self._tell()
+                # Nothing could run (blocks held by parked sequences): do not spin.
+                self._wake.wait(STALLED_SECONDS)
+            elif not self._engine.runs_apart:
+                self._tell()
+        self._tell()
+        self._engine.settle()
 
     def _turn(self) -> StepOutput | None:
         """Take commands and do a step; a fault of ours ends the sequences, never the thread."""
         try:
             self._drain()
             if not self._engine.has_work():
+                self._tell()
                 self._idle()
                 return None
             self._is_checked = False
@@ -123,15 +135,25 @@ class EngineThread:
             log.exception("engine_failed")
             return self._engine.fail_all(EngineFailed(f"the engine failed: {error}"))
 
+    def _work_beside(self) -> None:
+        """Use the time that a device needs: tell what came before, take the trees that are here."""
+        self._tell()
+        for _ in range(len(self._inbox)):
+            if not self._engine.can_take_early(self._inbox[0]):
+                return
+            self._engine.apply(self._inbox.popleft())
+
+    def _tell(self) -> None:
+        output, self._untold = self._untold, None
+        if output is not None:
+            self._publish(output)
+
     def _publish(self, output: StepOutput) -> None:
         while not self._unread.acquire(timeout=IDLE_SECONDS):
             if self._stopping.is_set():
                 return
         if self._on_output is not None:
             self._on_output(output)
-        if not output.steps and not output.failures and output.load.num_rows == 0:
-            # Nothing could run (blocks held by parked sequences): do not spin.
-            self._wake.wait(STALLED_SECONDS)
 
     def _drain(self) -> None:
         self._wake.clear()
@@ -139,7 +161,10 @@ class EngineThread:
             self._engine.apply(self._inbox.popleft())
 
     def _wait_for_trees(self) -> None:
-        until = time.monotonic() + self._engine.draft_wait_seconds()
+        seconds = self._engine.draft_wait_seconds()
+        if seconds > 0.0:
+            self._tell()  # drafters answer what they have been told
+        until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._stopping.is_set():
             self._wake.wait(left)
             self._drain()
@@ -149,5 +174,11 @@ class EngineThread:
     def _idle(self) -> None:
         if self._engine.num_sequences == 0 and not self._is_checked:
             self._is_checked = True
+            self._engine.settle()
             self._engine.check_integrity()
         self._wake.wait(IDLE_SECONDS)
+
+
+def _moved(output: StepOutput) -> bool:
+    """Return whether anything ran or ended."""
+    return bool(output.steps or output.failures) or output.load.num_rows > 0

@@ -1,114 +1,227 @@
 """
 The target's choices at all rows of a step at once, for devices that dislike being asked row by row.
 
-Noise, sum and maximum stay where the logits are; what comes back is one integer per row. Choices
-that depend on the path or are cut (top-k, top-p, min-p) are left to ``sampler.choose``.
+Penalties, cuts, noise and log-probabilities stay where the logits are; one copy comes back. Choices
+under a constraint, by the rule REJECTION or too close to call are left to ``sampler.choose``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from verify_service.engine.device_copies import Fetched, sent
 from verify_service.engine.draft_selection import Selected
-from verify_service.engine.noise import noise_of, signed_key
-from verify_service.engine.sampler import Choice, best_choices, takes_best
-from verify_service.engine.sampling import Rule
+from verify_service.engine.noise import signed_key
+from verify_service.engine.row_adjustments import adjusted
+from verify_service.engine.row_cuts import (
+    OPEN,
+    UNUSABLE,
+    Draws,
+    RowDraw,
+    drawn_by_rank,
+    drawn_over_all,
+)
+from verify_service.engine.sampler import Choice, best_choices, is_drawn_alike, takes_best
 from verify_service.engine.sequence import Sequence
+from verify_service.engine.steps import TokenLogprobs
 
 MAX_ELEMENTS = 1 << 22
 """Logits that get their noise together: 32 MB for each of a handful of intermediates."""
-_UNUSABLE = -1
+
+_Draw = Callable[[torch.Tensor, Draws], torch.Tensor]
+
+
+class RowChoices(Protocol):
+    """The choices at all logit rows of a step."""
+
+    def covers(self, sequence: Sequence) -> bool:
+        """Return whether they are right for a sequence."""
+        ...
+
+    def at(self, row: int) -> Choice | None:
+        """Return the choice at a row that is sure; None: the row is unusable."""
+        ...
+
+    def is_sure(self, row: int) -> bool:
+        """Return whether a row need not be asked by itself; the first call waits for all rows."""
+        ...
+
+    def is_here(self) -> bool:
+        """Return whether asking would not wait."""
+        ...
+
+
+class BestChoices:
+    """The largest logits of all rows."""
+
+    def __init__(self, by_row: list[Choice | None]) -> None:
+        self._by_row = by_row
+
+    def covers(self, sequence: Sequence) -> bool:
+        """Return whether a sequence takes the largest logits as they are."""
+        return takes_best(sequence)
+
+    def at(self, row: int) -> Choice | None:
+        """Return the choice at a row."""
+        return self._by_row[row]
+
+    def is_sure(self, row: int) -> bool:
+        """Return True: nothing rounds here."""
+        del row
+        return True
+
+    def is_here(self) -> bool:
+        """Return True."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
-class RowChoices:
-    """Choices of all logit rows, right for the sequences that ``covers`` names."""
+class AskedLogprobs:
+    """Log-probabilities of rows that ask for any."""
 
-    by_row: list[Choice | None]
-    covers: Callable[[Sequence], bool]
+    rows: dict[int, tuple[int, int]]
+    """By row: its place among those that ask, and how many of the best tokens it asks for too."""
+    num_top: int
+    """Of the row that asks for most."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowDraw:
-    """How one row is chosen."""
+class DrawnChoices:
+    """Choices of all rows that a device makes, from here on, with all but constraints."""
 
-    key: int
-    """Of its noise stream, signed."""
-    temperature: float
-    """0: the best token, without noise."""
+    def __init__(self, logits: torch.Tensor, selected: SequenceOf[Selected]) -> None:
+        """
+        Start choosing; the host goes on at once.
+
+        ``logits`` hold the rows of ``selected``, in order  # [num_logit_rows, num_token_ids].
+        """
+        self._asked = _asked_logprobs(selected, logits.shape[1])
+        chosen = drawn_tokens(adjusted(logits, selected), draws_of(selected))
+        self._num_rows = logits.shape[0]
+        parts = [chosen.to(torch.float64)]
+        if self._asked.rows:
+            parts.append(_logprobs(logits, chosen, self._asked).flatten())
+        self._fetched = Fetched(torch.cat(parts))
+        self._numbers: list[float] | None = None
+
+    def covers(self, sequence: Sequence) -> bool:
+        """Return whether a sequence's choices can be made together with others'."""
+        return is_drawn_alike(sequence)
+
+    def at(self, row: int) -> Choice | None:
+        """Return the choice at a row that is sure; None: the row is unusable."""
+        token_id = int(self._read()[row])
+        if token_id == UNUSABLE:
+            return None
+        return Choice(token_id, self._logprobs_at(row))
+
+    def is_sure(self, row: int) -> bool:
+        """Return whether a row need not be asked by itself; the first call waits for all rows."""
+        return int(self._read()[row]) != OPEN
+
+    def is_here(self) -> bool:
+        """Return whether the device is done."""
+        return self._fetched.is_here()
+
+    def _read(self) -> list[float]:
+        if self._numbers is None:
+            self._numbers = self._fetched.numbers()
+        return self._numbers
+
+    def _logprobs_at(self, row: int) -> TokenLogprobs | None:
+        if row not in self._asked.rows:
+            return None
+        place, count = self._asked.rows[row]
+        most = self._asked.num_top
+        start = self._num_rows + place * (1 + 2 * most)
+        own, *rest = self._read()[start : start + 1 + 2 * most]
+        pairs = zip(map(int, rest[most : most + count]), rest[:count], strict=True)
+        return TokenLogprobs(own, tuple(pairs))
 
 
 def choose_all(logits: torch.Tensor, selected: SequenceOf[Selected]) -> RowChoices | None:
     """
-    Return the choices at all rows of ``selected``, or None where asking row by row costs less.
+    Start choosing at all rows of ``selected``; None where asking row by row costs less.
 
     ``logits`` hold the rows of those that emit, in order  # [num_logit_rows, num_token_ids].
     """
-    if not logits.is_cuda:
-        best = best_choices(logits)
-        return None if best is None else RowChoices(best, takes_best)
-    return RowChoices(drawn_choices(logits, draws_of(selected)), is_drawn_alike)
-
-
-def is_drawn_alike(sequence: Sequence) -> bool:
-    """Return whether a choice depends on logits, seed and position alone, over all tokens."""
-    request = sequence.request
-    params, limits = request.sampling, request.limits
-    if params.is_greedy:
-        return takes_best(sequence)
-    is_cut = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-    keeps_open = limits.min_tokens > 0 and bool(limits.stop_token_ids)
-    is_adjusted = params.has_penalties or bool(params.logit_bias) or keeps_open
-    is_watched = request.constraint is not None or request.num_logprobs is not None
-    matches = params.rule is Rule.SAMPLE_AND_MATCH
-    return matches and not (is_cut or is_adjusted or is_watched)
+    if logits.is_cuda:
+        return DrawnChoices(logits, selected) if selected else None
+    best = best_choices(logits)
+    return None if best is None else BestChoices(best)
 
 
 def draws_of(selected: SequenceOf[Selected]) -> list[RowDraw]:
     """Return how each row is chosen: a sequence's last committed one, then its nodes'."""
-    draws: list[RowDraw] = []
-    for each in selected:
-        sequence = each.turn.sequence
-        params = sequence.request.sampling
-        first = len(sequence.token_ids)
+    return [draw for each in selected for draw in _draws(each)]
+
+
+def _draws(selected: Selected) -> Iterator[RowDraw]:
+    sequence = selected.turn.sequence
+    params = sequence.request.sampling
+    first = len(sequence.token_ids)
+    for depth in (0, *selected.tree.depths()):
         if params.is_greedy or not is_drawn_alike(sequence):
-            draws += [RowDraw(0, 0.0)] * (1 + each.tree.num_nodes)
-            continue
-        for depth in (0, *each.tree.depths()):
-            draws.append(RowDraw(signed_key(params.seed, first + depth), params.temperature))
-    return draws
+            yield RowDraw(0, 0.0)
+        else:
+            key = signed_key(params.seed, first + depth)
+            yield RowDraw(key, params.temperature, params.top_k, params.top_p, params.min_p)
 
 
-def drawn_choices(logits: torch.Tensor, draws: SequenceOf[RowDraw]) -> list[Choice | None]:
-    """Return what ``sampler.pick`` would, all rows at once; None: the row holds NaN or infinity."""
-    if not draws:
-        return []
-    best = logits.argmax(dim=1)
-    is_usable = torch.isfinite(logits.gather(1, best[:, None])).flatten()
+def drawn_tokens(scores: torch.Tensor, draws: SequenceOf[RowDraw]) -> torch.Tensor:
+    """Return the token that ``sampler.pick`` would, UNUSABLE or OPEN, by row  # [num_rows]."""
+    best = scores.argmax(dim=1)
+    is_usable = torch.isfinite(scores.gather(1, best[:, None])).flatten()
     noisy = [row for row, draw in enumerate(draws) if draw.temperature > 0.0]
+    plain = [row for row in noisy if not draws[row].needs_order]
+    ranked = [row for row in noisy if draws[row].needs_order]
+    _draw_into(best, scores, draws, plain, drawn_over_all)
+    _draw_into(best, scores, draws, ranked, drawn_by_rank)
+    return torch.where(is_usable, best, UNUSABLE)
+
+
+def _draw_into(
+    chosen: torch.Tensor,
+    scores: torch.Tensor,
+    draws: SequenceOf[RowDraw],
+    rows: list[int],
+    draw: _Draw,
+) -> None:
+    """Draw at some rows, as many together as memory allows."""
+    num_ids = scores.shape[1]
+    per_pass = max(MAX_ELEMENTS // num_ids, 1)
+    for start in range(0, len(rows), per_pass):
+        part = rows[start : start + per_pass]
+        where = sent(torch.tensor(part), scores.device)
+        own = Draws([draws[row] for row in part], num_ids, scores.device)
+        chosen[where] = draw(scores[where], own)
+
+
+def _asked_logprobs(selected: SequenceOf[Selected], num_ids: int) -> AskedLogprobs:
+    rows: dict[int, tuple[int, int]] = {}
+    first = 0
+    for each in selected:
+        asked, num_rows = each.turn.sequence.request.num_logprobs, 1 + each.tree.num_nodes
+        if asked is not None and is_drawn_alike(each.turn.sequence):
+            for row in range(first, first + num_rows):
+                rows[row] = (len(rows), min(asked, num_ids))
+        first += num_rows
+    return AskedLogprobs(rows, max((count for _, count in rows.values()), default=0))
+
+
+def _logprobs(logits: torch.Tensor, chosen: torch.Tensor, asked: AskedLogprobs) -> torch.Tensor:
+    """Return the chosen token's log-probability, the best ones' and their ids, by row."""
+    parts: list[torch.Tensor] = []
+    rows = list(asked.rows)
     per_pass = max(MAX_ELEMENTS // logits.shape[1], 1)
-    for start in range(0, len(noisy), per_pass):
-        rows = noisy[start : start + per_pass]
-        where = _sent(torch.tensor(rows), logits.device)
-        best[where] = _noisy_best(logits[where], [draws[row] for row in rows])
-    chosen = torch.where(is_usable, best, _UNUSABLE).tolist()
-    return [None if token_id == _UNUSABLE else Choice(token_id) for token_id in chosen]
-
-
-def _noisy_best(logits: torch.Tensor, draws: SequenceOf[RowDraw]) -> torch.Tensor:
-    """Return ``argmax(logits / T + noise)`` of each row; the first on a tie  # [num_rows]."""
-    device = logits.device
-    keys = _sent(torch.tensor([draw.key for draw in draws]), device)[:, None]
-    temperatures = torch.tensor([draw.temperature for draw in draws], dtype=torch.float64)
-    token_ids = torch.arange(logits.shape[1], device=device)
-    scaled = logits.to(torch.float64) / _sent(temperatures, device)[:, None]
-    return (scaled + noise_of(keys, token_ids)).argmax(dim=1)
-
-
-def _sent(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return values on a device without waiting for what it does meanwhile."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+    for start in range(0, len(rows), per_pass):
+        where = sent(torch.tensor(rows[start : start + per_pass]), logits.device)
+        values = torch.log_softmax(logits[where].to(torch.float64), dim=1)
+        own = values.gather(1, chosen[where].clamp(min=0)[:, None])
+        top = torch.topk(values, asked.num_top, dim=1)
+        parts.append(torch.cat((own, top.values, top.indices.to(torch.float64)), dim=1))
+    return torch.cat(parts)

@@ -12,14 +12,14 @@ import torch
 
 from paceline.noise import MAX_NOISE, token_noise
 from verify_service.engine.noise import gumbel_noise
-from verify_service.engine.sampling import SamplingParams
+from verify_service.engine.sampling import Rule, SamplingParams
 from verify_service.engine.sequence import Sequence
 from verify_service.engine.steps import TokenLogprobs
 
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 """More than two ways of computing one token's noise can differ by."""
 
-_NUCLEUS_HEAD = 1024
+NUCLEUS_HEAD = 1024
 """The nucleus is looked for among this many best tokens before everything is sorted."""
 
 
@@ -44,15 +44,18 @@ def choose(
     sequence: Sequence,
     path: SequenceOf[int],
     picker: Picker | None = None,
+    *,
+    allowed: torch.Tensor | None = None,
 ) -> Choice | None:
     """
     Return the target's token after the committed tokens and ``path``, by ``pick`` or ``picker``.
 
-    ``logits`` hold the ids that may be emitted  # [num_token_ids]. ``None``: the row holds NaN,
-    infinity or nothing that may be chosen.
+    ``logits`` hold the ids that may be emitted  # [num_token_ids]. ``allowed``: the constraint's
+    mask after ``path`` where it is known already. ``None``: the row holds NaN, infinity or nothing
+    that may be chosen.
     """
     request = sequence.request
-    scores = _adjusted(logits, sequence, path)
+    scores = _adjusted(logits, sequence, path, allowed)
     position = len(sequence.token_ids) + len(path)
     token_id = (picker or pick)(scores, request.sampling, position)
     if token_id is None:
@@ -91,6 +94,13 @@ def takes_best(sequence: Sequence) -> bool:
     return params.is_greedy and request.num_logprobs is None and not changes_logits
 
 
+def is_drawn_alike(sequence: Sequence) -> bool:
+    """Return whether a choice depends on logits, parameters, path, seed and position alone."""
+    params = sequence.request.sampling
+    matches = params.is_greedy or params.rule is Rule.SAMPLE_AND_MATCH
+    return matches and sequence.request.constraint is None
+
+
 def pick(scores: torch.Tensor, params: SamplingParams, position: int) -> int | None:
     """
     Return ``argmax(scores / T + noise)`` over the tokens that the cuts leave; the first on a tie.
@@ -107,7 +117,7 @@ def pick(scores: torch.Tensor, params: SamplingParams, position: int) -> int | N
     token_ids = _support(scaled, params)
     if token_ids is None:
         reached = float(scaled[best]) + token_noise(params.seed, position, best)
-        floor = reached - MAX_NOISE - _ROUNDING
+        floor = reached - MAX_NOISE - ROUNDING
         token_ids = torch.nonzero(scaled >= floor).squeeze(1)
     total = scaled[token_ids] + gumbel_noise(params.seed, position, token_ids)
     return int(token_ids[total.argmax()])
@@ -134,7 +144,7 @@ def _support(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor | Non
     """Return the ids that top-k, top-p and min-p leave, or None where nothing is cut."""
     token_ids: torch.Tensor | None = None
     if 0 < params.top_k < scaled.numel():
-        token_ids = torch.topk(scaled, params.top_k).indices
+        token_ids = _top_k(scaled, params.top_k)
     if params.top_p < 1.0:
         token_ids = _nucleus(scaled, token_ids, params.top_p)
     if params.min_p > 0.0:
@@ -146,23 +156,47 @@ def _support(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor | Non
     return token_ids
 
 
+def _top_k(scaled: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the ids of the ``count`` best tokens, ascending; of equal ones the first."""
+    top = torch.topk(scaled, count + 1)
+    floor, below = top.values[-2:].tolist()
+    if floor > below:
+        return top.indices[:-1].sort().values
+    token_ids = torch.nonzero(scaled >= floor).squeeze(1)
+    tied = torch.nonzero(scaled[token_ids] == floor).squeeze(1)
+    is_kept = torch.ones_like(token_ids, dtype=torch.bool)
+    is_kept[tied[count - token_ids.numel() :]] = False
+    return token_ids[is_kept]
+
+
 def _nucleus(scaled: torch.Tensor, token_ids: torch.Tensor | None, top_p: float) -> torch.Tensor:
     """Return the fewest best tokens whose probabilities reach ``top_p``."""
     values = scaled if token_ids is None else scaled[token_ids]
     log_total = torch.logsumexp(values, dim=0)
-    if values.numel() > _NUCLEUS_HEAD:
-        head, order = torch.topk(values, _NUCLEUS_HEAD)
-        if float(torch.exp(head - log_total).sum()) < top_p:
-            head, order = torch.sort(values, descending=True, stable=True)
-    else:
-        head, order = torch.sort(values, descending=True, stable=True)
-    probabilities = torch.exp(head - log_total)
-    before = probabilities.cumsum(0) - probabilities
-    order = order[before < top_p]
+    if values.numel() > NUCLEUS_HEAD:
+        head, order = torch.topk(values, NUCLEUS_HEAD)
+        count = _num_within(head - log_total, top_p)
+        # Where the cut falls among equals, or past the head, the order of all tokens decides.
+        if count < NUCLEUS_HEAD and bool(head[count - 1] > head[count]):
+            return order[:count] if token_ids is None else token_ids[order[:count]]
+    best, order = torch.sort(values, descending=True, stable=True)
+    order = order[: _num_within(best - log_total, top_p)]
     return order if token_ids is None else token_ids[order]
 
 
-def _adjusted(logits: torch.Tensor, sequence: Sequence, path: SequenceOf[int]) -> torch.Tensor:
+def _num_within(log_probs: torch.Tensor, top_p: float) -> int:
+    """Return how many tokens, the best first, reach ``top_p`` together."""
+    probabilities = torch.exp(log_probs)
+    before = probabilities.cumsum(0) - probabilities
+    return int((before < top_p).sum())
+
+
+def _adjusted(
+    logits: torch.Tensor,
+    sequence: Sequence,
+    path: SequenceOf[int],
+    allowed: torch.Tensor | None,
+) -> torch.Tensor:
     """Return the logits after all that comes before temperature; a copy if any applies."""
     params, limits = sequence.request.sampling, sequence.request.limits
     constraint = sequence.request.constraint
@@ -181,7 +215,8 @@ def _adjusted(logits: torch.Tensor, sequence: Sequence, path: SequenceOf[int]) -
     if keeps_open:
         scores[_ids(limits.stop_token_ids, scores)] = -math.inf
     if constraint is not None:
-        scores.masked_fill_(~constraint.mask(path).to(scores.device), -math.inf)
+        mask = constraint.mask(path) if allowed is None else allowed
+        scores.masked_fill_(~mask.to(scores.device), -math.inf)
     return scores
 
 

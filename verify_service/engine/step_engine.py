@@ -1,7 +1,8 @@
 """
 The engine's crank: schedule, forward, accept, commit. Single-threaded; it knows no transport.
 
-``apply`` takes commands between steps; ``step`` does one step and says all that came of it.
+``apply`` takes commands between steps; ``step`` does one step and says all that came of it. What
+the next launch does not need of a step (block keys, calibration, costs) waits until that launch.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -20,7 +23,7 @@ from verify_service.engine.draft_pools import DraftPools
 from verify_service.engine.draft_selection import BudgetMode, Selected
 from verify_service.engine.draft_tally import DraftTally, Fate
 from verify_service.engine.goodput import GainMeter
-from verify_service.engine.sampling import FinishReason
+from verify_service.engine.sampling import FinishReason, Rule
 from verify_service.engine.scheduler import Limits, Scheduler, Turn
 from verify_service.engine.sequence import Sequence
 from verify_service.engine.steps import (
@@ -38,8 +41,10 @@ from verify_service.engine.steps import (
     Submit,
     TreeFact,
 )
-from verify_service.engine.verification import Verification, verify
+from verify_service.engine.verification import Pass, Verification
 from verify_service.targets.target import TargetModel
+
+ResultT = TypeVar("ResultT")
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -87,6 +92,12 @@ class StepEngine:
         self.gain = GainMeter()
         self.tally = DraftTally()
         self.load = Load()
+        self.beside: Callable[[], None] | None = None
+        """Called while a device computes, if the target has one; may apply what can be early."""
+        self.runs_apart = False
+        """Whether the target's passes, as far as is known, leave the host time beside them."""
+        self._is_in_flight = False
+        self._later: list[Callable[[], None]] = []
         self._clock = clock
         self._sequences: dict[int, Sequence] = {}
         self._steps: list[SequenceStep] = []
@@ -127,6 +138,21 @@ class StepEngine:
                 elif isinstance(command, TreeFact):
                     self.tally.met(command.pool, Fate.ENDED)
 
+    def can_take_early(self, command: Command) -> bool:
+        """Return whether a command may be applied while a pass is under way."""
+        if not isinstance(command, TreeFact) or not command.pool:
+            return False
+        sequence = self._sequences.get(command.sequence_id)
+        # REJECTION looks at the trie while it walks.
+        return sequence is None or sequence.request.sampling.rule is Rule.SAMPLE_AND_MATCH
+
+    def settle(self) -> None:
+        """Do what earlier steps put off."""
+        later, self._later = self._later, []
+        for task in later:
+            task()
+        self.blocks.settle()
+
     def step(self) -> StepOutput:
         """Do one step and return everything that it and the commands before it tell."""
         started = self._clock()
@@ -138,6 +164,8 @@ class StepEngine:
             self.pools.sync(turn.sequence)
         if turns:
             self._run(turns, started)
+        else:
+            self.settle()
         return self._take_output()
 
     def draft_wait_seconds(self) -> float:
@@ -188,7 +216,9 @@ class StepEngine:
                 sequence.drafting = drafting
                 self.pools.sync(sequence)
             case TreeFact():
-                outcome = draft_selection.merge_fact(sequence, command)
+                outcome = draft_selection.merge_fact(
+                    sequence, command, is_in_time=not self._is_in_flight
+                )
                 self.tally.merged(command.pool, outcome)
             case SessionLost(pool, _):
                 self.pools.reopen(sequence, pool)
@@ -210,15 +240,36 @@ class StepEngine:
             turns, self.costs, self.blocks, self._limits_of, self.info.context_length
         )
         self.tally.num_nodes_without_blocks += sum(each.num_without_blocks for each in selected)
+        launched = self._guarded(partial(Pass, self.target, selected, self.info), turns)
+        if launched is None:
+            return
+        self._work_beside(launched)
+        verifications = self._guarded(launched.collect, turns)
+        if verifications is None:
+            return
+        tokens = sum(self._commit(verification) for verification in verifications)
+        self._measure(selected, tokens, self._clock() - started)
+
+    def _guarded(self, compute: Callable[[], ResultT], turns: list[Turn]) -> ResultT | None:
+        """Return what the target computes; None: it failed, and so did the sequences."""
         try:
-            verifications = verify(self.target, selected, self.info)
+            return compute()
         except Exception as error:
             log.exception("forward_failed", num_sequences=len(turns))
             for turn in turns:
                 self._fail(turn.sequence, EngineFailed(f"the forward pass failed: {error}"))
-            return
-        tokens = sum(self._commit(verification) for verification in verifications)
-        self._measure(selected, tokens, self._clock() - started)
+            return None
+
+    def _work_beside(self, launched: Pass) -> None:
+        """Do between launch and result what neither needs."""
+        self.runs_apart = launched.is_apart
+        if self.runs_apart and self.beside is not None:
+            self._is_in_flight = True
+            try:
+                self.beside()
+            finally:
+                self._is_in_flight = False
+        self.settle()
 
     def _limits_of(self, sequence: Sequence) -> tuple[BudgetMode, int]:
         own = sequence.drafting.max_draft_tokens or self.config.max_draft_tokens
@@ -242,7 +293,9 @@ class StepEngine:
         sequence.num_stored = len(sequence.token_ids) - 1
         sequence.has_emitted = True
         sequence.pending_verdicts = max(sequence.pending_verdicts - 1, 0)
-        draft_selection.learn(sequence, step)
+        observations = draft_selection.learn(sequence, step)
+        if sequence.calibration is not None and observations:
+            self._later.append(partial(sequence.calibration.record, observations))
         self._steps.append(step)
         self.target.move_kv(*verification.moves(len(step.token_ids), self.blocks.block_size))
         self.blocks.shrink(sequence.block_table, len(sequence.token_ids))
@@ -256,7 +309,7 @@ class StepEngine:
     def _publish(self, sequence: Sequence) -> None:
         num_full = sequence.num_stored // self.blocks.block_size
         if num_full > sequence.num_published_blocks:
-            self.blocks.publish(
+            self.blocks.publish_later(
                 sequence.block_table, sequence.token_ids, sequence.num_stored, sequence.salt
             )
             sequence.num_published_blocks = num_full
@@ -289,11 +342,16 @@ class StepEngine:
         num_rows = sum(each.num_rows for each in selected)
         context = sum(each.turn.sequence.num_stored for each in selected)
         if all(each.turn.is_decode for each in selected):
-            self.costs.record(num_rows, context, seconds)
+            self._later.append(partial(self.costs.record, num_rows, context, seconds))
             if any(each.tree.num_nodes for each in selected):
-                plain = self.costs.seconds(len(selected), context)
-                self.gain.record(len(selected), num_tokens, seconds, plain)
+                count = len(selected)
+                self._later.append(partial(self._compare, count, num_tokens, context, seconds))
         self.load = Load(step_seconds=seconds, num_rows=num_rows)
+
+    def _compare(self, num_sequences: int, num_tokens: int, context: int, seconds: float) -> None:
+        """Compare a step with drafts to what a plain one would have cost."""
+        plain = self.costs.seconds(num_sequences, context)
+        self.gain.record(num_sequences, num_tokens, seconds, plain)
 
     def _take_output(self) -> StepOutput:
         load = Load(

@@ -1,19 +1,25 @@
-"""One forward pass over all turns and trees, and the walk through each tree. It commits nothing."""
+"""
+One forward pass over all turns and trees, and the walk through each tree: launched first, collected
+later, so that the host can work beside a device. It commits nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
 from paceline.errors import EngineFailed, Mismatch, PacelineError
+from paceline.tree import ROOT
 from verify_service.engine.acceptance import Verdict, walk
+from verify_service.engine.device_copies import sent
 from verify_service.engine.draft_selection import Selected
 from verify_service.engine.rejection import picker, trial_key
 from verify_service.engine.row_choices import choose_all
-from verify_service.engine.sampler import Choice, choose
+from verify_service.engine.sampler import Choice, Picker, choose
 from verify_service.engine.sampling import Rule
 from verify_service.engine.sequence import Sequence
 from verify_service.targets.target import CONTEXT, FlatBatch, RowSpan, TargetInfo, TargetModel
@@ -65,48 +71,99 @@ class Verification:
         return sources, destinations
 
 
-def verify(
-    target: TargetModel, selected: SequenceOf[Selected], info: TargetInfo
-) -> list[Verification]:
-    """Run one forward pass and let the target choose along each tree."""
-    with torch.inference_mode():
-        logits = target.forward(FlatBatch(tuple(_span(each) for each in selected)))
-        logits = logits[:, : info.num_token_ids]
-        at_once = choose_all(logits, [each for each in selected if _emits(each)])
+class Pass:
+    """A forward pass that was launched, and the choices that follow it."""
+
+    def __init__(
+        self, target: TargetModel, selected: SequenceOf[Selected], info: TargetInfo
+    ) -> None:
+        """Launch; where the target has a device of its own, before that is done."""
+        self._selected = selected
+        self._context_length = info.context_length
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
+        """What constraints allow, by sequence and node, where that was asked ahead."""
+        with torch.inference_mode():
+            logits = target.forward(FlatBatch(tuple(_span(each) for each in selected)))
+            self._logits = logits[:, : info.num_token_ids]
+            self._at_once = choose_all(self._logits, [each for each in selected if _emits(each)])
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether a device may still be at it: host work costs nothing meanwhile."""
+        return self._logits.is_cuda
+
+    def collect(self) -> list[Verification]:
+        """Wait for the choices and walk down each tree."""
+        self._mask_ahead()
         verifications: list[Verification] = []
         start = 0
-        for each in selected:
-            if not _emits(each):
-                verifications.append(Verification(each, None))
-                continue
-            sequence = each.turn.sequence
-            if at_once is not None and at_once.covers(sequence):
-                choice_at = _looked_up(at_once.by_row, start)
-            else:
-                choice_at = _sampled(logits[start:], each)
-            verifications.append(_walk(each, choice_at, info.context_length))
-            start += 1 + each.tree.num_nodes
-    return verifications
+        with torch.inference_mode():
+            for each in self._selected:
+                if not _emits(each):
+                    verifications.append(Verification(each, None))
+                    continue
+                choice_at = self._choice_at(each, start)
+                verifications.append(_walk(each, choice_at, self._context_length))
+                start += 1 + each.tree.num_nodes
+        return verifications
+
+    def _mask_ahead(self) -> None:
+        """Ask constraints what they allow at each root and, while a device computes, below it."""
+        constrained = [
+            each
+            for each in self._selected
+            if each.turn.sequence.request.constraint is not None and _emits(each)
+        ]
+        for each in constrained:
+            self._mask(each, ROOT)
+        most = max((each.tree.num_nodes for each in constrained), default=0)
+        for node, each in product(range(1, most + 1), constrained):
+            if self._at_once is None or self._at_once.is_here():
+                return
+            if node <= each.tree.num_nodes:
+                self._mask(each, node)
+
+    def _mask(self, selected: Selected, node: int) -> None:
+        sequence, path = selected.turn.sequence, selected.tree.path(node)
+        constraint = sequence.request.constraint
+        if constraint is not None and sequence.request.limits.stop_token_ids.isdisjoint(path):
+            allowed = sent(constraint.mask(path), self._logits.device)
+            self._masks[sequence.sequence_id, node] = allowed
+
+    def _choice_at(self, selected: Selected, start: int) -> ChoiceAt:
+        """``start`` is the first row of the sequence."""
+        sequence, at_once = selected.turn.sequence, self._at_once
+        alone = _sampled(self._logits[start:], selected, self._masks)
+        if at_once is None or not at_once.covers(sequence):
+            return alone
+
+        def looked_up(node: int, path: SequenceOf[int]) -> Choice | None:
+            row = start + node
+            return at_once.at(row) if at_once.is_sure(row) else alone(node, path)
+
+        return looked_up
 
 
-def _sampled(logits: torch.Tensor, selected: Selected) -> ChoiceAt:
+def _sampled(
+    logits: torch.Tensor, selected: Selected, masks: Mapping[tuple[int, int], torch.Tensor]
+) -> ChoiceAt:
+    """Choose row by row; ``masks`` hold what constraints allow, by sequence and node."""
     sequence = selected.turn.sequence
     params = sequence.request.sampling
-    if params.rule is Rule.SAMPLE_AND_MATCH or params.is_greedy:
-        return lambda node, path: choose(logits[node], sequence, path)
-    key = trial_key(params.seed, len(sequence.request.emitted_token_ids))
+    key: int | None = None
+    if params.rule is Rule.REJECTION and not params.is_greedy:
+        key = trial_key(params.seed, len(sequence.request.emitted_token_ids))
 
-    def tried(node: int, path: SequenceOf[int]) -> Choice | None:
-        known = sequence.trie.at(path)
-        drawn = known.drawn if known is not None else None
-        by_drafts = picker(key, drawn, selected.tree.children(node))
-        return choose(logits[node], sequence, path, by_drafts)
+    def choice_at(node: int, path: SequenceOf[int]) -> Choice | None:
+        by_drafts: Picker | None = None
+        if key is not None:
+            known = sequence.trie.at(path)
+            drawn = known.drawn if known is not None else None
+            by_drafts = picker(key, drawn, selected.tree.children(node))
+        allowed = masks.get((sequence.sequence_id, node))
+        return choose(logits[node], sequence, path, by_drafts, allowed=allowed)
 
-    return tried
-
-
-def _looked_up(best: list[Choice | None], start: int) -> ChoiceAt:
-    return lambda node, path: best[start + node]
+    return choice_at
 
 
 def _walk(selected: Selected, choice_at: ChoiceAt, context_length: int) -> Verification:
