@@ -25,8 +25,10 @@ def main() -> None:
         settings = load_settings(VerifySettings, PROGRAM)
         configure_logging(PROGRAM, settings.log_level, settings.log_format)
         check_tracing(settings.otlp_endpoint)
-        # Read when torch loads: threads that spin between operations starve on busy cores.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # Read when torch loads: a thread that sleeps between two operations is late for the next,
+        # one that spins for long starves other processes; this is some 50 microseconds.
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", "20000")
         # Loading torch takes seconds; wrong settings are told before.
         from verify_service.server import serve
 

@@ -34,8 +34,7 @@ def load_model(model_dir: Path, dtype: torch.dtype) -> PreTrainedModel:
     config = _load_config(model_dir)
     check_supported(config)
     _check_unquantised(model_dir)
-    weights = list(model_dir.glob("*.safetensors"))
-    if not weights:
+    if not _weight_files(model_dir):
         raise ConfigurationError(
             f"setting model: {model_dir} holds no *.safetensors; convert the weights first"
         )
@@ -52,6 +51,15 @@ def load_model(model_dir: Path, dtype: torch.dtype) -> PreTrainedModel:
             "restore or convert them again"
         )
     return model
+
+
+def num_weight_bytes(model_dir: Path) -> int:
+    """Return the size of the weights on disk."""
+    return sum(path.stat().st_size for path in _weight_files(model_dir))
+
+
+def _weight_files(model_dir: Path) -> list[Path]:
+    return list(model_dir.glob("*.safetensors"))
 
 
 def check_supported(config: PretrainedConfig) -> None:

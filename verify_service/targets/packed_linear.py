@@ -90,6 +90,13 @@ class PackedLinear(torch.nn.Module):
         return result[:num_rows].view(*rows.shape[:-1], self.out_features)
 
 
+def wait_until_packed(model: torch.nn.Module) -> None:
+    """Return when no layer of ``model`` is being packed any more."""
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            _ = module.packed
+
+
 def _pack(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.ScriptObject:
     packed: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(
         weight.detach().float().contiguous(), None if bias is None else bias.detach().float()

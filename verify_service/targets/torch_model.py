@@ -22,14 +22,17 @@ from verify_service.targets.device_choice import (
     require_one_rank,
 )
 from verify_service.targets.fused_layers import fuse_layers
+from verify_service.targets.huge_pages import use_huge_pages
 from verify_service.targets.kv_moves import PendingMoves
 from verify_service.targets.load_check import check_tree_attention
 from verify_service.targets.model_graphs import Accelerator, ModelGraphs, accelerator_of
-from verify_service.targets.model_loading import load_model, read_info
-from verify_service.targets.packed_linear import Packing, padded_rows
+from verify_service.targets.model_loading import load_model, num_weight_bytes, read_info
+from verify_service.targets.packed_linear import Packing, padded_rows, wait_until_packed
 from verify_service.targets.target import FlatBatch, TargetInfo
 from verify_service.targets.tree_attention import TreeAttention
 from verify_service.targets.tree_kernel_inputs import logit_rows_of
+
+_WORTH_HUGE_PAGES = 64 << 20
 
 
 class TorchTarget:
@@ -92,6 +95,9 @@ class TorchTarget:
             check = check_tree_attention(model, attention)
             fuse_layers(model, attention, packing)
             check.repeat(tolerance=0.05 if dtype == torch.float32 else 0.1)
+        if chosen_device.type == "cpu" and num_weight_bytes(model_dir) >= _WORTH_HUGE_PAGES:
+            wait_until_packed(model)
+            use_huge_pages()
         info = read_info(model_dir, model.config)
         accelerator = accelerator or accelerator_of(chosen_device, check.traits)
         return cls(model, info, attention, check.traits, packing, accelerator)
