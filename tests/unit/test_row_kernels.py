@@ -13,7 +13,7 @@ from verify_service.targets import row_kernels
 from verify_service.targets.attention_step import ScoreArithmetic
 from verify_service.targets.kv_cache import LayerKv
 from verify_service.targets.row_attention import RowStep
-from verify_service.targets.row_operations import gated, normalised, rotated
+from verify_service.targets.row_operations import added, gated, normalised, rotated
 from verify_service.targets.target import CONTEXT, FlatBatch, RowSpan
 
 BLOCK_SIZE = 4
@@ -33,6 +33,21 @@ def test_norm_is_the_root_mean_square_norm(num_rows: int, width: int, seed: int)
 
     expected = torch.nn.functional.rms_norm(rows.double(), (width,), weight.double(), 1e-6)
     torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@given(num_rows=st.integers(1, 4), width=WIDTHS, has_norm=st.booleans(), seed=st.integers(0, 99))
+def test_what_is_added_is_normalised_first(
+    num_rows: int, width: int, has_norm: bool, seed: int
+) -> None:
+    residual, change = reals(seed, num_rows, width), reals(seed + 1, num_rows, width)
+    weight = reals(seed + 2, width) if has_norm else torch.empty(0)
+
+    result = added(residual, change, (weight.numpy(), 1e-6))
+
+    expected = change.double()
+    if has_norm:
+        expected = torch.nn.functional.rms_norm(expected, (width,), weight.double(), 1e-6)
+    torch.testing.assert_close(result.double(), residual + expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +87,7 @@ def test_heads_are_normalised_and_rotated(
     cos, sin = angles.cos().repeat(1, 1, 2), angles.sin().repeat(1, 1, 2)
     norm = reals(seed + 2, 3, 2 * half) if has_norm else torch.empty((0, 0))
 
-    result = rotated(heads, 3, norm.numpy(), 1e-6, (cos, sin))
+    result = rotated(heads, 3, norm.numpy(), 1e-6, (cos[0].numpy(), sin[0].numpy()))
 
     kept = heads[:, :3].double()
     if has_norm:

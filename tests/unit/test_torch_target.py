@@ -11,6 +11,7 @@ from paceline.errors import ConfigurationError, EngineFailed
 from tests.doubles.target_spans import BLOCK_SIZE, SpanSource, with_logit_rows
 from tests.doubles.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny_model
 from verify_service.targets.fused_attention import FusedAttention
+from verify_service.targets.fused_decoder_layer import FusedDecoderLayer
 from verify_service.targets.fused_mlp import FusedMlp
 from verify_service.targets.fused_norm import DeviceRmsNorm
 from verify_service.targets.model_loading import check_supported
@@ -109,6 +110,9 @@ def test_known_shapes_take_the_fused_layers(tmp_path: Path, name: str) -> None:
 
     assert sum(isinstance(module, FusedAttention) for module in modules) == 3
     assert sum(isinstance(module, FusedMlp) for module in modules) == 3
+    shortened = [module for module in modules if "forward" in vars(module)]
+    assert len(shortened) == 3
+    assert all(isinstance(module.forward, FusedDecoderLayer) for module in shortened)
     assert not [module for module in modules if isinstance(module, torch.nn.Linear)]
 
 

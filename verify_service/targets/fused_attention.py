@@ -6,10 +6,12 @@ Queries and keys are normalised and rotated together and handed to tree attentio
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from verify_service.targets.attention_step import LayerTraits
-from verify_service.targets.head_rotation import RotaryTables, head_rotation
+from verify_service.targets.head_rotation import RotaryForms, head_rotation
 from verify_service.targets.packed_linear import (
     Packing,
     exact_linear,
@@ -30,7 +32,7 @@ class FusedAttention(torch.nn.Module):
         original: torch.nn.Module,
         attention: TreeAttention,
         traits: LayerTraits,
-        tables: RotaryTables,
+        forms: RotaryForms,
         packing: Packing | None,
     ) -> None:
         super().__init__()
@@ -39,8 +41,9 @@ class FusedAttention(torch.nn.Module):
         self._output = exact_linear(output.weight, output.bias, packing)
         self._attention = attention
         self._traits = traits
-        self._head_dim = traits.shape.head_dim
-        self._rotation = head_rotation(original, traits, tables, is_exact=packing is not None)
+        self.head_dim = traits.shape.head_dim
+        self.width = query.in_features
+        self._rotation = head_rotation(original, traits, forms, is_exact=packing is not None)
 
     def forward(
         self,
@@ -50,7 +53,7 @@ class FusedAttention(torch.nn.Module):
     ) -> tuple[torch.Tensor, None]:
         """Return what transformers' layer returns: the output and no weights."""
         traits = self._traits
-        rows = self._qkv.forward(hidden_states).view(hidden_states.shape[1], -1, self._head_dim)
+        rows = self._qkv.forward(hidden_states).view(hidden_states.shape[1], -1, self.head_dim)
         heads = self._rotation.apply(rows, position_embeddings)
         attended = self._attention.attend(
             traits.layer,
@@ -66,7 +69,7 @@ class FusedAttention(torch.nn.Module):
 def fused_attention(
     original: torch.nn.Module,
     attention: TreeAttention,
-    tables: RotaryTables,
+    forms: RotaryForms,
     packing: Packing | None,
 ) -> FusedAttention | None:
     """Return a layer that computes what ``original`` does, if it is built as expected."""
@@ -74,27 +77,26 @@ def fused_attention(
     head_dim = getattr(original, "head_dim", None)
     if linear is None or not isinstance(head_dim, int):
         return None
-    like = linear[0].weight
+    inputs = sample_inputs(linear[0].weight, head_dim)
     try:
         with attention.measuring() as traits:
-            expected = _sample_output(original, like, head_dim)
-        fused = FusedAttention(original, attention, next(iter(traits.values())), tables, packing)
+            expected = original(**inputs)[0]
+        fused = FusedAttention(original, attention, next(iter(traits.values())), forms, packing)
         with attention.measuring():
-            output = _sample_output(fused, like, head_dim)
+            output = fused(**inputs)[0]
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None
     agrees = (output - expected).abs().max() <= 0.02 * expected.abs().max()
     return fused if agrees else None
 
 
-def _sample_output(module: torch.nn.Module, like: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Return what a layer whose weights are ``like`` gives for fixed rows and angles."""
+def sample_inputs(like: torch.Tensor, head_dim: int) -> dict[str, Any]:
+    """Return fixed rows and angles for a layer with projections ``like``, as its arguments."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn((1, _SAMPLE_ROWS, like.shape[1]), generator=generator)
     angles = torch.randn((1, _SAMPLE_ROWS, head_dim // 2), generator=generator).repeat(1, 1, 2)
-    output: torch.Tensor = module(
-        hidden_states=hidden.to(like),
-        position_embeddings=(angles.cos().to(like), angles.sin().to(like)),
-        attention_mask=None,
-    )[0]
-    return output
+    return {
+        "hidden_states": hidden.to(like),
+        "position_embeddings": (angles.cos().to(like), angles.sin().to(like)),
+        "attention_mask": None,
+    }

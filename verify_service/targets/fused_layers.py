@@ -14,9 +14,10 @@ from transformers.pytorch_utils import Conv1D
 
 from verify_service.targets.exact_activations import exact_activation
 from verify_service.targets.fused_attention import fused_attention
+from verify_service.targets.fused_decoder_layer import fuse_decoder_layers
 from verify_service.targets.fused_mlp import fused_mlp
 from verify_service.targets.fused_norm import device_norm, fused_norm
-from verify_service.targets.head_rotation import RotaryTables
+from verify_service.targets.head_rotation import RotaryForms
 from verify_service.targets.packed_linear import (
     Packing,
     exact_linear,
@@ -44,16 +45,18 @@ def fuse_layers(model: PreTrainedModel, attention: TreeAttention, packing: Packi
             replacement = _replacement(name, child, packing)
             if replacement is not None:
                 setattr(parent, name, replacement)
+    if packing is not None:
+        fuse_decoder_layers(model, attention)
     model.requires_grad_(requires_grad=False)
 
 
 def _fuse_whole_layers(
     model: PreTrainedModel, attention: TreeAttention, packing: Packing | None
 ) -> None:
-    tables = RotaryTables()
+    forms = RotaryForms()
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            fused = fused_attention(child, attention, tables, packing) or fused_mlp(child, packing)
+            fused = fused_attention(child, attention, forms, packing) or fused_mlp(child, packing)
             if fused is not None:
                 setattr(parent, name, fused)
                 if packing is None:

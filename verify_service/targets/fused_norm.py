@@ -15,11 +15,11 @@ class FusedRmsNorm(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(weight.detach().contiguous(), requires_grad=False)
         self.eps = eps
-        self._array = self.weight.detach().numpy()
+        self.array = self.weight.detach().numpy()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Normalise the last dimension."""
-        return normalised(rows, self._array, self.eps)
+        return normalised(rows, self.array, self.eps)
 
 
 class DeviceRmsNorm(torch.nn.Module):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -15,6 +18,8 @@ from verify_service.targets.row_operations import rotated
 
 Angles: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines  # [1, num_rows, head_dim] each."""
+
+Table = TypeVar("Table")
 
 
 class HeadRotation(Protocol):
@@ -37,43 +42,67 @@ class HeadNorm:
     eps: float
 
 
+class RotaryTables(Generic[Table]):
+    """Cosines and sines as rotations want them; made once per step and kind of layer."""
+
+    def __init__(self, prepare: Callable[[Angles], tuple[Table, Table]]) -> None:
+        self._prepare = prepare
+        self._recent: deque[tuple[torch.Tensor, tuple[Table, Table]]] = deque(maxlen=4)
+
+    def prepared(self, angles: Angles) -> tuple[Table, Table]:
+        """Return cosines and sines, prepared."""
+        for known, prepared in self._recent:
+            if known is angles[0]:
+                return prepared
+        prepared = self._prepare(angles)
+        self._recent.appendleft((angles[0], prepared))
+        return prepared
+
+
+def as_arrays(angles: Angles) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return cosines and sines  # [1, num_rows, width] -> [num_rows, width]."""
+    cos, sin = (each[0].contiguous().numpy() for each in angles)
+    return cos, sin
+
+
+def with_signs(angles: Angles) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and signed sines  # [1, num_rows, width] -> [num_rows, 1, width]."""
+    cos, sin = angles
+    half = sin.shape[-1] // 2
+    signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+    return cos[0, :, None], signed[0, :, None]
+
+
+class RotaryForms:
+    """The tables of a model, in the forms of both rotations."""
+
+    def __init__(self) -> None:
+        self.rows = RotaryTables(as_arrays)
+        self.device = RotaryTables(with_signs)
+
+
 class RowRotation:
     """Row by row, compiled."""
 
-    def __init__(self, num_rotated: int, norm: HeadNorm | None) -> None:
+    def __init__(self, num_rotated: int, norm: HeadNorm | None, forms: RotaryForms) -> None:
         self._num_rotated = num_rotated
         self._weight = (norm.weight if norm else torch.empty((0, 0))).contiguous().numpy()
         self._eps = norm.eps if norm else 0.0
+        self._tables = forms.rows
 
     def apply(self, heads: torch.Tensor, angles: Angles) -> torch.Tensor:
         """Return query and key heads as attention wants them."""
-        return rotated(heads, self._num_rotated, self._weight, self._eps, angles)
-
-
-class RotaryTables:
-    """Cosines and sines as a device wants them; made once per step and kind of layer."""
-
-    def __init__(self) -> None:
-        self._recent: deque[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = deque(maxlen=4)
-
-    def prepared(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cosines and signed sines  # [1, num_rows, width] -> [num_rows, 1, width]."""
-        for known, prepared_cos, prepared_sin in self._recent:
-            if known is cos:
-                return prepared_cos, prepared_sin
-        half = sin.shape[-1] // 2
-        signed = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
-        self._recent.appendleft((cos, cos[0, :, None], signed[0, :, None]))
-        return cos[0, :, None], signed[0, :, None]
+        tables = self._tables.prepared(angles)
+        return rotated(heads, self._num_rotated, self._weight, self._eps, tables)
 
 
 class DeviceRotation:
     """All rows at once, in operations that accelerators have as kernels."""
 
-    def __init__(self, num_rotated: int, norm: HeadNorm | None, tables: RotaryTables) -> None:
+    def __init__(self, num_rotated: int, norm: HeadNorm | None, forms: RotaryForms) -> None:
         self._num_rotated = num_rotated
         self._norm = norm
-        self._tables = tables
+        self._tables = forms.device
 
     def apply(self, heads: torch.Tensor, angles: Angles) -> torch.Tensor:
         """Return query and key heads as attention wants them."""
@@ -82,20 +111,20 @@ class DeviceRotation:
         if norm is not None:
             width = norm.weight.shape[-1:]
             heads = functional.rms_norm(heads, width, None, norm.eps).mul_(norm.weight)
-        cos, sin = self._tables.prepared(*angles)
+        cos, sin = self._tables.prepared(angles)
         turned = heads.roll(heads.shape[-1] // 2, -1).mul_(sin)
         return heads.mul_(cos).add_(turned)
 
 
 def head_rotation(
-    original: torch.nn.Module, traits: LayerTraits, tables: RotaryTables, *, is_exact: bool
+    original: torch.nn.Module, traits: LayerTraits, forms: RotaryForms, *, is_exact: bool
 ) -> HeadRotation:
     """Return what ``original`` does to its heads; raises ``ValueError`` where norms do not fit."""
     norm = _head_norm(original, traits, is_exact=is_exact)
     num_rotated = traits.num_heads + traits.shape.num_kv_heads
     if is_exact:
-        return RowRotation(num_rotated, norm)
-    return DeviceRotation(num_rotated, norm, tables)
+        return RowRotation(num_rotated, norm, forms)
+    return DeviceRotation(num_rotated, norm, forms)
 
 
 def _head_norm(

@@ -97,6 +97,32 @@ def normalise(rows: Reals, weight: Reals, eps: float, out: Reals) -> None:
             result[i] = row[i] * inverse * weight[i]
 
 
+@_part
+def _add_row(residual: Reals, change: Reals, weight: Reals, eps: float, total: Reals) -> None:
+    width = residual.shape[0]
+    if weight.shape[0] == 0:
+        for i in range(width):
+            total[i] = residual[i] + change[i]
+        return
+    squares = _ZERO
+    for i in range(width):
+        squares += change[i] * change[i]
+    inverse = _ONE / np.sqrt(squares / np.float32(width) + eps)
+    for i in range(width):
+        total[i] = residual[i] + change[i] * inverse * weight[i]
+
+
+@_entry("void(f4[:, ::1], f4[:, ::1], f4[::1], f4, f4[:, ::1])")
+def add(residual: Reals, change: Reals, weight: Reals, eps: float, total: Reals) -> None:
+    """
+    Write ``residual`` plus ``change``, the latter normalised first if there are weights for it.
+
+    ``residual``, ``change``, ``total``: [num_rows, width]; ``weight``: [width], or empty.
+    """
+    for r in range(residual.shape[0]):
+        _add_row(residual[r], change[r], weight, eps, total[r])
+
+
 @_entry("void(f4[:, :, ::1], f4[:, ::1], f4, f4[:, ::1], f4[:, ::1], f4[:, :, ::1])")
 def rotate(heads: Reals, weight: Reals, eps: float, cos: Reals, sin: Reals, out: Reals) -> None:
     """

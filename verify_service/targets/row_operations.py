@@ -20,15 +20,32 @@ def normalised(rows: torch.Tensor, weight: npt.NDArray[np.float32], eps: float) 
     return result
 
 
+def added(
+    residual: torch.Tensor,
+    change: torch.Tensor,
+    norm: tuple[npt.NDArray[np.float32], float],  # weights, [width] or empty for no norm, and eps
+) -> torch.Tensor:
+    """Return ``residual`` plus ``change``, the latter normalised first  # like residual."""
+    width = residual.shape[-1]
+    result = torch.empty_like(residual)
+    row_kernels.add(
+        residual.numpy().reshape(-1, width),
+        change.numpy().reshape(-1, width),
+        *norm,
+        result.numpy().reshape(-1, width),
+    )
+    return result
+
+
 def rotated(
     heads: torch.Tensor,  # [num_rows, >= num_rotated, head_dim]
     num_rotated: int,
     norm: npt.NDArray[np.float32],  # [num_rotated, head_dim], or empty for no norm
     eps: float,
-    angles: tuple[torch.Tensor, torch.Tensor],  # cosines and sines, [1, num_rows, head_dim] each
+    angles: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]],  # cosines, sines
 ) -> torch.Tensor:
     """Return the first heads normalised and rotated  # [num_rows, num_rotated, head_dim]."""
-    cos, sin = (each[0].contiguous().numpy() for each in angles)
+    cos, sin = angles
     result = torch.empty((heads.shape[0], num_rotated, heads.shape[2]))
     row_kernels.rotate(heads.contiguous().numpy(), norm, eps, cos, sin, result.numpy())
     return result
