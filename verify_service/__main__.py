@@ -26,9 +26,9 @@ def main() -> None:
         configure_logging(PROGRAM, settings.log_level, settings.log_format)
         check_tracing(settings.otlp_endpoint)
         # Read when torch loads: a thread that sleeps between two operations is late for the next,
-        # one that spins for long starves other processes; this is some 50 microseconds.
+        # one that spins for long starves other processes; this is some tens of microseconds.
         if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+            os.environ.setdefault("GOMP_SPINCOUNT", "4000")
         # Loading torch takes seconds; wrong settings are told before.
         from verify_service.server import serve
 
