@@ -10,7 +10,6 @@ import pytest
 import structlog
 import torch
 
-from tests.doubles.graphed_targets import reference_kernel
 from tests.doubles.recorded_graphs import RecordedGraph, RecordingGraphs
 from tests.doubles.target_spans import BLOCK_SIZE, SpanSource
 from tests.doubles.tiny_models import CONFIGS, save_tiny_model
@@ -19,6 +18,7 @@ from verify_service.targets.attention_step import LayerTraits, ScoreArithmetic
 from verify_service.targets.captured_forward import GraphMaker
 from verify_service.targets.kv_cache import LayerShape
 from verify_service.targets.model_graphs import Accelerator, accelerator_of
+from verify_service.targets.packed_attention import reference_kernel
 from verify_service.targets.target import FlatBatch
 from verify_service.targets.torch_model import TorchTarget
 
