@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +16,23 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 Value = str | int | float | bool
+
+
+EXPORT_THREADS = ("OtelBatch", "tracing-flush")
+"""How the names of threads begin that send spans, longer than the drain that started them."""
+
+
+def wait_for_exports(seconds: float = 30.0) -> None:
+    """
+    Wait until no thread sends spans any more; raises ``AssertionError`` if one stays.
+
+    Between tries they draw from ``random``, which Hypothesis would notice in a test that follows.
+    """
+    until = time.monotonic() + seconds
+    for thread in threading.enumerate():
+        if thread.name.startswith(EXPORT_THREADS):
+            thread.join(max(until - time.monotonic(), 0.0))
+            assert not thread.is_alive(), f"{thread.name} still sends spans"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -20,7 +20,12 @@ from paceline.v1 import generation_service_pb2 as messages
 from tests.doubles.model_folders import write_model_folder
 from tests.doubles.running_gateway import RunningGateway, running_gateway
 from tests.doubles.running_verifier import make_engine, running_verifier
-from tests.doubles.trace_collector import SeenSpan, TraceCollector, running_collector
+from tests.doubles.trace_collector import (
+    SeenSpan,
+    TraceCollector,
+    running_collector,
+    wait_for_exports,
+)
 from verify_service.server import VerifyServer, load
 from verify_service.settings import VerifySettings
 
@@ -31,6 +36,12 @@ CALLER = f"00-{'a1' * 16}-{'b2' * 8}-01"
 GENERATE = "paceline.v1.GenerationService/Generate"
 ATTACH = "paceline.v1.VerifyService/Attach"
 DRAFT = "paceline.v1.DraftService/Draft"
+
+
+@pytest.fixture(autouse=True)
+def _no_exports_left() -> Iterator[None]:
+    yield
+    wait_for_exports()
 
 
 @asynccontextmanager

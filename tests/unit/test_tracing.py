@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from opentelemetry import trace
@@ -14,8 +15,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from paceline.client_tracing import traced_call
 from paceline.errors import ConfigurationError, Unavailable
 from paceline.tracing import log_fields, open_tracer, trace_id_of, traceparent_in, valid_traceparent
+from tests.doubles.trace_collector import wait_for_exports
 
 CONTEXT = f"00-{'0a' * 16}-{'0b' * 8}-01"
+
+
+@pytest.fixture(autouse=True)
+def _no_exports_left() -> Iterator[None]:
+    yield
+    wait_for_exports()
 
 
 def test_services_and_client_never_import_opentelemetry_when_tracing_is_off() -> None:
