@@ -9,7 +9,7 @@ from paceline.cli.line import Line, LinePlan
 from paceline.cli.model_source import demo_model
 
 BUILD: Final = Path("build")
-TINY_MODEL: Final = Path("tests/models/tiny")
+TINY_MODEL: Final = Path(__file__).resolve().parents[1] / "tests" / "models" / "tiny"
 
 
 async def demo_line(model: Path | None = None) -> Line:

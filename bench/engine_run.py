@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
+from bench.demo_line import TINY_MODEL
 from paceline.errors import PacelineError
 from paceline.tree import TokenTree
 from verify_service.engine.sampling import Fallback, FinishReason
@@ -27,7 +27,6 @@ from verify_service.engine.steps import (
 from verify_service.settings import VerifySettings
 from verify_service.targets.registry import load_target
 
-TINY_MODEL: Final = Path(__file__).resolve().parents[1] / "tests" / "models" / "tiny"
 POOL: Final = "bench"
 DRAFTED: Final = Drafting(POOL)
 PLAIN: Final = Drafting(fallback=Fallback.REQUESTED)

@@ -20,8 +20,8 @@ from typing import Final
 import grpc.aio
 
 from bench.bar import Bar
-from bench.demo_line import BUILD
-from bench.kill_line import MODEL, started
+from bench.demo_line import BUILD, TINY_MODEL
+from bench.kill_line import started
 from bench.paced_verifier import PacedVerifier, paced_verifier
 from paceline.channels import LINK_OPTIONS
 from paceline.cli.service_process import ServiceProcess
@@ -75,7 +75,7 @@ async def measured_gateway(*, bare: bool = False) -> AsyncIterator[MeasuredGatew
         if bare:
             process = await started("bare-relay", "bench.bare_relay", folder, address)
         else:
-            flags = ("--model", str(MODEL), "--verifiers", address, "--max-running", "2048")
+            flags = ("--model", str(TINY_MODEL), "--verifiers", address, "--max-running", "2048")
             process = await started("gateway", "gateway", folder, *flags)
         try:
             yield MeasuredGateway(process, verifier)

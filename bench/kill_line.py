@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from bench.demo_line import BUILD
+from bench.demo_line import BUILD, TINY_MODEL
 from paceline.async_client import AsyncClient
 from paceline.cli.address import bindable_address
 from paceline.cli.health import wait_until_serving
@@ -20,7 +20,6 @@ from paceline.cli.service_process import ServiceProcess, ServiceSpec
 from paceline.errors import PacelineError
 from paceline.events import Delta
 
-MODEL: Final = Path("tests/models/tiny")
 POOL: Final = "ngram"
 START_SECONDS: Final = 120.0
 STREAM_SECONDS: Final = 300.0
@@ -88,7 +87,7 @@ async def kill_line(
 ) -> AsyncIterator[KillLine]:
     """Run the line until the block ends."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-    model = ("--model", str(MODEL))
+    model = ("--model", str(TINY_MODEL))
     async with AsyncExitStack() as stack:
 
         async def owned(name: str, module: str, *arguments: str) -> ServiceProcess:

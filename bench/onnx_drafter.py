@@ -31,7 +31,6 @@ from draft_service.registry import create_drafter
 from draft_service.settings import DraftSettings
 from paceline.cli.model_source import demo_model
 from paceline.cli.terminal import say
-from paceline.tree import ROOT, TokenTree
 from verify_service.engine.sampler import pick
 from verify_service.engine.sampling import SamplingParams
 from verify_service.targets.target import CONTEXT, FlatBatch, RowSpan
@@ -180,24 +179,13 @@ def replayed(
             if draft.tree.num_nodes:
                 stated += math.exp(draft.tree.log_probs[0])
                 num_right += draft.tree.token_ids[0] == text[base_len]
-            num_held = num_held_tokens(draft.tree, text[base_len:])
+            num_held = draft.tree.num_held(text[base_len:])
             session.commit(base_len, text[base_len : base_len + num_held + 1])
             base_len += num_held + 1
             num_accepted += num_held
             num_steps += 1
         session.close()
     return Replay(num_steps, num_accepted, num_calls, stated, num_right)
-
-
-def num_held_tokens(tree: TokenTree, token_ids: Sequence[int]) -> int:
-    """Return how many of the tokens a path of the tree holds."""
-    node = ROOT
-    for count, token_id in enumerate(token_ids):
-        child = tree.child(node, token_id)
-        if child is None:
-            return count
-        node = child
-    return len(token_ids)
 
 
 def _rows(token_ids: Sequence[int], context_len: int) -> RowSpan:

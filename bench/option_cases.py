@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final, Protocol, TypeVar
 
-from bench.engine_run import TINY_MODEL, Answer, EngineRun, ProposeTree
+from bench.demo_line import TINY_MODEL
+from bench.engine_run import Answer, EngineRun, ProposeTree
 from paceline.noise import mix64
 from paceline.tree import TokenTree
 from paceline.v1 import types_pb2

@@ -18,7 +18,7 @@ import grpc.aio
 from bench.recordings import Recording
 from paceline.channels import open_link
 from paceline.codec import tree_from_proto
-from paceline.tree import ROOT, TokenTree
+from paceline.tree import TokenTree
 from paceline.v1.draft_service_pb2 import (
     DraftRequest,
     DraftResponse,
@@ -108,12 +108,7 @@ class _Session:
 
     def commit(self, tree: TokenTree, tally: Tally) -> SessionCommit:
         """Accept what the recording holds of a tree, and one token more."""
-        node, num_accepted = ROOT, 0
-        for token_id in self._rest[:-1]:
-            child = tree.child(node, token_id)
-            if child is None:
-                break
-            node, num_accepted = child, num_accepted + 1
+        num_accepted = tree.num_held(self._rest[:-1])
         said, self._rest = self._rest[: num_accepted + 1], self._rest[num_accepted + 1 :]
         message = SessionCommit(
             session_id=self.session_id, base_len=len(self.committed), token_ids=said

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 
 from bench.bar import Bar
 from bench.constraints import is_valid, random_constraint
-from bench.engine_run import TINY_MODEL, Answer, EngineRun, ProposeTree, tiny_engine
+from bench.demo_line import TINY_MODEL
+from bench.engine_run import Answer, EngineRun, ProposeTree, tiny_engine
 from bench.option_cases import EOS, VOCAB, random_tree
 from paceline.cli.terminal import say
 from paceline.logs import configure_logging

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from bench.onnx_drafter import BLOCK_SIZE, MAX_BLOCKS, generated, num_held_tokens
+from bench.onnx_drafter import BLOCK_SIZE, MAX_BLOCKS, generated
 from draft_service.drafter import Draft, DraftJob, DraftLimits, DraftSession, SessionSpec
 from draft_service.onnx_drafter import OnnxDrafter
 from draft_service.onnx_session import OnnxOptions
@@ -63,7 +63,7 @@ def test_the_targets_own_model_drafts_every_token_of_it(temperature: float) -> N
     while base_len + LIMITS.max_tree_depth < len(text):
         draft = grown(session)
         path = greedy_path(draft.tree)
-        num_firsts += num_held_tokens(TokenTree.chain(path), text[base_len:])
+        num_firsts += TokenTree.chain(path).num_held(text[base_len:])
         num_tokens += len(path)
         session.commit(base_len, text[base_len : base_len + len(path) + 1])
         base_len += len(path) + 1
