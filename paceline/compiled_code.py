@@ -23,6 +23,8 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _OPTIONS: Final[dict[str, Any]] = {"error_model": "numpy"}
+_KEPT: Final[list[object]] = []
+"""Callbacks whose code has to stay where its address says."""
 
 
 def code_folder(files: Iterable[Path]) -> str:
@@ -73,6 +75,29 @@ def compiled_entry(
         return dispatcher()(*args, **kwargs)
 
     return call
+
+
+def compiled_callback(
+    function: Callable[..., None], folder: str, signature: object, **options: Any
+) -> Callable[[], int]:
+    """
+    Return what gives the address of the function compiled for C to call.
+
+    It is compiled at the first call, or read from ``folder`` then.
+    """
+
+    @cache
+    def address() -> int:
+        make: Any = partial(numba.cfunc, signature, **_OPTIONS, **options)
+        with _caching_in(folder):
+            try:
+                made = make(cache=True)(function)
+            except RuntimeError:  # "no locator available": no folder can be written
+                made = make()(function)
+        _KEPT.append(made)
+        return int(made.address)
+
+    return address
 
 
 @contextmanager

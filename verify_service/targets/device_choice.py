@@ -41,7 +41,8 @@ def packing_for(device: torch.device, weights: Weights) -> Packing | None:
     """
     if weights == "packed-fp16" and (device.type != "cpu" or not packing_works()):
         raise ConfigurationError(
-            f"setting weights: packed-fp16 needs a CPU with FBGEMM, not {device}; use auto"
+            f"setting weights: packed-fp16 needs a CPU with AVX2, FMA and F16C, not {device}; "
+            "use auto"
         )
     if device.type != "cpu" or weights in ("bfloat16", "float16"):
         return None

@@ -2,62 +2,50 @@
 Linear layers whose output for a row does not depend on the other rows, bit for bit.
 
 Matrix libraries choose their kernel by the number of rows, and kernels add up in different
-orders. Both layers here therefore only ever run row counts that end in the same kernel.
+orders. With fp16 weights a kernel of our own is used, which has one order; float32 weights only
+ever run row counts that end in the same kernel.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import torch
 from torch.nn import functional
+
+from verify_service.targets import matrix_kernel
+from verify_service.targets.thread_team import run_on_team
 
 Packing = Literal["float32", "packed-fp16"]
 
 FLOAT32_ROWS = 16
 """The float32 kernels agree on row counts that are multiples of this."""
 
-_TILE_ROWS = 120  # FBGEMM walks larger inputs in runs of this many rows
-_MULTIPLY = torch.ops.quantized.linear_dynamic_fp16.default  # the overload: no dispatch in Python
+_Task = ctypes.c_int64 * matrix_kernel.TASK_FIELDS
 _PACKERS = ThreadPoolExecutor(thread_name_prefix="pack")
 """Packing takes one core and no interpreter lock; a large head packs beside everything else."""
 _FP16_MAX = torch.finfo(torch.float16).max
+_WORTH_A_TEAM = 1 << 20
+"""Multiplications that take longer than waking a thread."""
+_ROWS_FOR_FREE = 8
+"""Up to so many rows cost what reading the weights does."""
+_CHUNKS_PER_THREAD = 4
+_LARGEST_CHUNK = 16
 
 
 def padded_rows(num_rows: int, packing: Packing) -> int:
     """Return the smallest row count >= ``num_rows`` at which every row is computed alike."""
-    if packing == "float32":
-        return -(-num_rows // FLOAT32_ROWS) * FLOAT32_ROWS
-    tiles, rest = divmod(num_rows, _TILE_ROWS)
-    return tiles * _TILE_ROWS + (_alike_row_counts()[rest] if rest else 0)
+    if packing == "packed-fp16":
+        return num_rows
+    return -(-num_rows // FLOAT32_ROWS) * FLOAT32_ROWS
 
 
-def packing_works() -> bool:
-    """Return whether this build of torch can multiply with fp16-packed weights."""
-    return "fbgemm" in torch.backends.quantized.supported_engines
-
-
-@cache
-def _alike_row_counts() -> tuple[int, ...]:
-    """
-    Return for each row count below a tile the count to pad it to.
-
-    FBGEMM splits the rows over kernels of several heights, the lowest of which (1 and 2 rows with
-    AVX2) add up in another order. Which counts avoid them depends on the CPU, so it is measured.
-    """
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn((32, 96), generator=generator)
-    rows = torch.randn((_TILE_ROWS, 96), generator=generator)
-    packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
-    expected = _MULTIPLY(rows, packed)
-    counts = [_TILE_ROWS]
-    for count in range(_TILE_ROWS - 1, 0, -1):
-        result = _MULTIPLY(rows[:count], packed)
-        counts.append(count if torch.equal(result, expected[:count]) else counts[-1])
-    return (0, *reversed(counts[1:]))
+packing_works = matrix_kernel.converts_fp16
+"""Whether this CPU can multiply with fp16-packed weights."""
 
 
 def fits_fp16(weight: torch.Tensor) -> bool:
@@ -71,23 +59,50 @@ class PackedLinear(torch.nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._packing = _PACKERS.submit(_pack, weight, bias)
+        self._num_panels = -(-self.out_features // matrix_kernel.PANEL)
+        self._width = self._num_panels * matrix_kernel.PANEL
+        self._bias = torch.zeros(self._width)
+        if bias is not None:
+            self._bias[: self.out_features] = bias.detach()
+        self._packing = _PACKERS.submit(_pack, weight, self._width)
 
     @cached_property
-    def packed(self) -> torch.ScriptObject:
+    def packed(self) -> torch.Tensor:
         """The packed weights; waits for the thread that packs them."""
         return self._packing.result()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the product  # [..., in_features] -> [..., out_features]."""
+        """
+        Return the product  # [..., in_features] -> [..., out_features].
+
+        Raises ``ValueError`` unless ``rows`` are float32 and as wide as the layer's inputs.
+        """
+        if rows.shape[-1] != self.in_features or rows.dtype != torch.float32:
+            raise ValueError(
+                f"rows of {self.in_features} float32 values are needed, "
+                f"not of {rows.shape[-1]} {rows.dtype}"
+            )
+        rows = rows.contiguous()
+        result = torch.empty((*rows.shape[:-1], self._width))
+        self._multiply(rows, result)
+        return result if self._width == self.out_features else result[..., : self.out_features]
+
+    def _multiply(self, rows: torch.Tensor, result: torch.Tensor) -> None:
         num_rows = rows.numel() // self.in_features
-        wanted = padded_rows(num_rows, "packed-fp16")
-        if wanted == num_rows:
-            result: torch.Tensor = _MULTIPLY(rows, self.packed)
-            return result
-        padded = _with_rows(rows, wanted)
-        result = _MULTIPLY(padded, self.packed)
-        return result[:num_rows].view(*rows.shape[:-1], self.out_features)
+        work = self._width * self.in_features * max(num_rows, _ROWS_FOR_FREE)
+        chunk = self._num_panels // (_CHUNKS_PER_THREAD * torch.get_num_threads())
+        task = _Task(
+            0,
+            self._num_panels,
+            min(max(chunk, 1), _LARGEST_CHUNK),
+            num_rows,
+            self.in_features,
+            rows.data_ptr(),
+            self.packed.data_ptr(),
+            self._bias.data_ptr(),
+            result.data_ptr(),
+        )
+        run_on_team(matrix_kernel.multiply(), ctypes.addressof(task), alone=work < _WORTH_A_TEAM)
 
 
 def wait_until_packed(model: torch.nn.Module) -> None:
@@ -97,11 +112,13 @@ def wait_until_packed(model: torch.nn.Module) -> None:
             _ = module.packed
 
 
-def _pack(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.ScriptObject:
-    packed: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(
-        weight.detach().float().contiguous(), None if bias is None else bias.detach().float()
-    )
-    return packed
+def _pack(weight: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the weights in panels  # [out, in] -> [width / PANEL, in, PANEL]."""
+    missing = width - weight.shape[0]
+    padded = functional.pad(weight.detach(), (0, 0, 0, missing)) if missing else weight.detach()
+    panels = padded.reshape(-1, matrix_kernel.PANEL, weight.shape[1]).transpose(1, 2)
+    # Made anew even where the weights lie that way already: the kernel wants them aligned.
+    return torch.empty(panels.shape, dtype=torch.float16).copy_(panels)
 
 
 class PaddedLinear(torch.nn.Module):
