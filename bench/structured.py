@@ -7,6 +7,7 @@ Bar of issue 3: structured output under random schemas and regular expressions, 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -27,13 +28,16 @@ from paceline.v1 import types_pb2
 from verify_service.engine.draft_selection import BudgetMode
 from verify_service.engine.sampling import FinishReason, SamplingParams, TokenLimits
 from verify_service.engine.sequence import Request
+from verify_service.engine.step_engine import StepEngine
 from verify_service.grammar import GrammarCompiler
 
 NUM_CONSTRAINTS: Final = 200
-BATCH: Final = 8
+NUM_STREAMS: Final = 16
 SEED: Final = 7
 MAX_TOKENS: Final = 1900
 """Room for a model that puts all the white space allowed between the tokens of its JSON."""
+NUM_BLOCKS: Final = NUM_STREAMS * (MAX_TOKENS + 100) // 16
+"""As many as the longest answers can fill."""
 PROMPT: Final = (1, 300, 301, 302)
 TEMPERATURES: Final = (0.0, 0.8, 1.2)
 
@@ -59,29 +63,43 @@ class StructuredRuns:
         self._tokenizer = Tokenizer.from_file(str(tokenizer_json))
         self._compiler = GrammarCompiler(tokenizer_json, VOCAB, (EOS,))
         # Without room for nodes even forced tokens are no drafts.
-        self._plain = tiny_engine(max_running=BATCH, max_draft_tokens=0, budget=BudgetMode.FIXED)
-        self._drafting = tiny_engine(max_running=BATCH, budget=BudgetMode.FIXED)
+        self._plain = _engine(max_draft_tokens=0)
+        self._drafting = _engine()
 
     def measure(self, rng: Random, num_constraints: int) -> Structured:
-        """Return what came of as many random constraints."""
-        plain: list[Answer] = []
-        forced: list[Answer] = []
-        num_invalid = num_different = 0
-        for first in range(1, num_constraints + 1, BATCH):
-            ids = range(first, min(first + BATCH, num_constraints + 1))
-            constraints = {sequence_id: random_constraint(rng) for sequence_id in ids}
-            alone = EngineRun(self._plain).finish(self._requests(constraints))
-            spans = EngineRun(self._drafting).finish(self._requests(constraints))
-            drafts = _drafts(ids, alone)
-            drafted = EngineRun(self._drafting, drafts).finish(self._requests(constraints))
-            for sequence_id, one, two, three in zip(ids, alone, spans, drafted, strict=True):
-                num_invalid += not self._holds(constraints[sequence_id], one)
-                num_different += not one.token_ids == two.token_ids == three.token_ids
-            plain += alone
-            forced += spans
-        return Structured(
-            num_constraints, num_invalid, num_different, _mean_length(plain), _mean_length(forced)
+        """Return what came of as many random constraints, all waiting from the start."""
+        constraints = {number: random_constraint(rng) for number in range(1, num_constraints + 1)}
+        plain = self._answers(constraints, self._plain)
+        forced = self._answers(constraints, self._drafting)
+        drafts = _drafts(tuple(constraints), plain)
+        drafted = self._answers(constraints, self._drafting, drafts)
+        held = [
+            self._holds(each, answer)
+            for each, answer in zip(constraints.values(), plain, strict=True)
+        ]
+        num_different = sum(
+            not one.token_ids == two.token_ids == three.token_ids
+            for one, two, three in zip(plain, forced, drafted, strict=True)
         )
+        return Structured(
+            num_constraints,
+            held.count(False),
+            num_different,
+            _mean_length(plain),
+            _mean_length(forced),
+        )
+
+    def _answers(
+        self,
+        constraints: dict[int, types_pb2.StructuredOutput],
+        engine: StepEngine,
+        drafts: ProposeTree | None = None,
+    ) -> list[Answer]:
+        begun = time.perf_counter()
+        answers = EngineRun(engine, drafts).finish(self._requests(constraints))
+        num_tokens = sum(len(answer.token_ids) for answer in answers)
+        say(f"{len(answers)} answers, {num_tokens} tokens in {time.perf_counter() - begun:.0f} s")
+        return answers
 
     def _requests(self, constraints: dict[int, types_pb2.StructuredOutput]) -> list[Request]:
         return [
@@ -104,6 +122,16 @@ class StructuredRuns:
         if not holds:
             say(f"invalid: {constraint} gave {text[:200]!r}, {answer.finish_reason} {answer.error}")
         return holds
+
+
+def _engine(**config: object) -> StepEngine:
+    return tiny_engine(
+        max_running=NUM_STREAMS,
+        max_waiting=NUM_CONSTRAINTS,
+        num_blocks=NUM_BLOCKS,
+        budget=BudgetMode.FIXED,
+        **config,
+    )
 
 
 def _drafts(sequence_ids: Sequence[int], plain: Sequence[Answer]) -> ProposeTree:

@@ -59,13 +59,8 @@ def compiled_entry(
 
     @cache
     def dispatcher() -> Callable[Parameters, Result]:
-        make: Any = partial(numba.njit, signature, **_OPTIONS, **options)
-        with _caching_in(folder):
-            try:
-                made = make(cache=True)(function)
-            except RuntimeError:  # "no locator available": no folder can be written
-                made = make()(function)
-        return cast(Callable[Parameters, Result], made)
+        make = partial(numba.njit, signature, **_OPTIONS, **options)
+        return cast(Callable[Parameters, Result], _made(make, function, folder))
 
     if signature is None:
         return dispatcher()
@@ -88,16 +83,20 @@ def compiled_callback(
 
     @cache
     def address() -> int:
-        make: Any = partial(numba.cfunc, signature, **_OPTIONS, **options)
-        with _caching_in(folder):
-            try:
-                made = make(cache=True)(function)
-            except RuntimeError:  # "no locator available": no folder can be written
-                made = make()(function)
+        make = partial(numba.cfunc, signature, **_OPTIONS, **options)
+        made = _made(make, function, folder)
         _KEPT.append(made)
         return int(made.address)
 
     return address
+
+
+def _made(make: Callable[..., Any], function: Callable[..., object], folder: str) -> Any:
+    with _caching_in(folder):
+        try:
+            return make(cache=True)(function)
+        except RuntimeError:  # "no locator available": no folder can be written
+            return make()(function)
 
 
 @contextmanager

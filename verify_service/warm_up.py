@@ -15,21 +15,20 @@ from verify_service.targets.target import TargetInfo
 
 WARM_UP_ID = 0
 NUM_PASSES = 3
+PROMPT_TOKENS = 32
 _SIZES = (0, 1, 2, 3, 5, 7, 11, 15, 17, 23, 31, 47, 63)
 
 
 def warm_up(engine: StepEngine) -> None:
     """Prefill a prompt, then verify chains of growing length; learn what each costs."""
-    most = engine.config.max_draft_tokens
-    sizes = sorted({min(size, most) for size in _SIZES} | {most})
-    length = _prompt_length(engine, most, len(sizes) * NUM_PASSES)
-    if length == 0:
+    length, sizes = _that_fit(engine)
+    if not sizes:
         return
     prompt = tuple(index % engine.info.num_token_ids for index in range(length))
     request = Request(
         WARM_UP_ID,
         prompt,
-        limits=TokenLimits(max_tokens=(most + 2) * len(sizes) * NUM_PASSES),
+        limits=TokenLimits(max_tokens=_most_tokens(sizes) + 1),
         cache_salt="warm-up",
         lockstep=True,
     )
@@ -62,8 +61,17 @@ def _unlikely(info: TargetInfo, committed: int) -> int:
     return (committed * 7919) % info.num_token_ids
 
 
-def _prompt_length(engine: StepEngine, most: int, num_steps: int) -> int:
-    context = engine.info.context_length
+def _that_fit(engine: StepEngine) -> tuple[int, list[int]]:
+    """Return the length of the prompt and the sizes of chains for which there is room, if any."""
+    most = engine.config.max_draft_tokens
+    sizes = sorted({min(size, most) for size in _SIZES} | {most})
     capacity = engine.blocks.num_blocks * engine.blocks.block_size
-    room = min(context, capacity) - (most + 2) * num_steps - 2
-    return max(0, min(32, room))
+    room = min(engine.info.context_length, capacity)
+    while sizes and room <= _most_tokens(sizes):
+        sizes.pop()
+    return min(PROMPT_TOKENS, room - _most_tokens(sizes)), sizes
+
+
+def _most_tokens(sizes: list[int]) -> int:
+    """Return how many tokens come if all of every chain is accepted, those of a last step too."""
+    return NUM_PASSES * sum(size + 1 for size in sizes) + max(sizes, default=0) + 2

@@ -32,6 +32,19 @@ def test_gain_of_a_cold_engine_is_no_fantasy() -> None:
     assert 0.5 < engine.gain.gain < 4.0
 
 
+def test_small_context_warms_up_with_smaller_trees() -> None:
+    """A verifier that allows larger trees than fit many times over learns what does fit."""
+    engine = small_engine(
+        clock=time.monotonic, context_length=256, num_blocks=64, max_draft_tokens=64
+    )
+
+    warm_up(engine)
+
+    sizes = {record.num_rows for record in engine.costs.records()}
+    assert {1, 2, 4, 8, 16} <= sizes
+    assert max(sizes) < 65
+
+
 @pytest.mark.parametrize("num_blocks", [2, 3, 9])
 def test_warm_up_fits_any_cache(num_blocks: int) -> None:
     engine = small_engine(num_blocks=num_blocks, block_size=4)

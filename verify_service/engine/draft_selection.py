@@ -97,7 +97,9 @@ def select(
     counts = _counts(budgeted, turns, costs)
     for offer, turn, count in zip(budgeted, turns, counts, strict=True):
         if offer:
-            turn.sequence.num_granted = count
+            # Who got all that it had to offer was not held back: it may offer as many as before.
+            least = turn.sequence.num_granted if count == len(offer) else 0
+            turn.sequence.num_granted = max(count, least)
     return [
         _selected(turn, tree_of(offer[:count] if own else offer), blocks)
         for turn, offer, own, count in zip(turns, offers, budgeted, counts, strict=True)

@@ -83,7 +83,7 @@ class Sequence:
         """Share of commits that were answered with a tree before the next step."""
         self.accepted_ema = 0.5
         self.num_granted = max_trie_nodes
-        """Nodes that the budget gave it in the last step in which it had any to offer."""
+        """Nodes that the budget last gave it; no fewer than before if it got all it offered."""
 
     @property
     def sequence_id(self) -> int:

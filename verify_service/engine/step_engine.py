@@ -16,7 +16,7 @@ from typing import TypeVar
 import structlog
 
 from paceline.errors import EngineFailed, Overloaded, PacelineError
-from verify_service.engine import completion, draft_selection
+from verify_service.engine import completion, draft_budget, draft_selection
 from verify_service.engine.block_manager import BlockManager
 from verify_service.engine.cost_table import CostTable
 from verify_service.engine.draft_pools import DraftPools
@@ -103,6 +103,7 @@ class StepEngine:
         self._steps: list[SequenceStep] = []
         self._failures: list[SequenceFailure] = []
         target.allocate_kv(config.num_blocks, config.block_size)
+        draft_budget.prepare()
 
     @property
     def num_sequences(self) -> int:
