@@ -7,9 +7,10 @@ masked for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ from draft_service.onnx_runtime import Feeds, Graph
 from draft_service.onnx_signature import Signature
 
 Logits = npt.NDArray[np.float32]
+
+_MAX_KEPT_BYTES: Final = 512 << 20
+"""Memory for batches that is kept between passes: to get it anew takes longer than to fill it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,32 @@ def forward_for(graph: Graph, signature: Signature) -> Forward:
     return TreeForward(graph, signature) if signature.takes_trees else PathForward(graph, signature)
 
 
+class _SideBySide:
+    """Lays the pasts of several sessions side by side, in memory kept for the next pass."""
+
+    def __init__(self) -> None:
+        self._area: Tensor = np.zeros(0)
+
+    def joined(self, spans: Sequence[RowSpan], num_slots: int) -> list[Tensor]:
+        """Return key and value of each layer in turn  # [batch, kv heads, slots, head dim]."""
+        first = spans[0].kv.tensors
+        if len(spans) == 1:
+            return first
+        _, num_heads, _, dim = first[0].shape
+        shape = (len(first), len(spans), num_heads, num_slots, dim)
+        size = math.prod(shape)
+        area = self._area
+        if area.size < size or area.dtype != first[0].dtype:
+            area = np.zeros(size, first[0].dtype)
+        self._area = area if area.nbytes <= _MAX_KEPT_BYTES else np.zeros(0)
+        joined = list(area[:size].reshape(shape))
+        for number, tensor in enumerate(joined):
+            for index, span in enumerate(spans):
+                tensor[index, :, : span.kv.num_slots] = span.kv.tensors[number][0]
+                tensor[index, :, span.kv.num_slots :] = 0
+        return joined
+
+
 class TreeForward:
     """For graphs with a mask per row: all spans in one pass, padded to the largest."""
 
@@ -83,6 +113,7 @@ class TreeForward:
         self._graph = graph
         self._signature = signature
         self._outputs = ["logits", *signature.present_names]
+        self._pasts = _SideBySide()
 
     def run(self, spans: Sequence[RowSpan]) -> list[RowResults]:
         """Return the results of each span, in order."""
@@ -123,7 +154,7 @@ class TreeForward:
         }
         if signature.window is not None:
             feeds["sliding_attention_mask"] = near
-        feeds.update(zip(signature.past_names, _pasts(spans, num_slots), strict=True))
+        feeds.update(zip(signature.past_names, self._pasts.joined(spans, num_slots), strict=True))
         return feeds
 
 
@@ -183,15 +214,3 @@ def _distances(span: RowSpan, num_slots: int, num_rows: int) -> npt.NDArray[np.i
     places[: span.kv.num_slots] = span.kv.positions
     places[num_slots : num_slots + span.num_rows] = span.positions
     return np.asarray(np.array(span.positions)[:, None] - places[None, :], np.int64)
-
-
-def _pasts(spans: Sequence[RowSpan], num_slots: int) -> list[Tensor]:
-    if len(spans) == 1:
-        return spans[0].kv.tensors
-    pasts: list[Tensor] = []
-    for number, first in enumerate(spans[0].kv.tensors):
-        joined = np.zeros((len(spans), first.shape[1], num_slots, first.shape[3]), first.dtype)
-        for index, span in enumerate(spans):
-            joined[index, :, : span.kv.num_slots] = span.kv.tensors[number][0]
-        pasts.append(joined)
-    return pasts

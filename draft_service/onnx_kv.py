@@ -65,8 +65,12 @@ class KvSlots:
         """Keep new rows  # each [kv heads, rows, head dim]; return their slots."""
         self.reserve(len(positions))
         slots = [self._free.pop() for _ in positions]
+        in_a_row = slots == list(range(slots[0], slots[0] + len(slots)))
         for tensor, rows in zip(self.tensors, fresh, strict=True):
-            tensor[0, :, slots] = rows.swapaxes(0, 1)
+            if in_a_row:
+                tensor[0, :, slots[0] : slots[0] + len(slots)] = rows
+            else:
+                tensor[0, :, slots] = rows.swapaxes(0, 1)
         self.positions[slots] = positions
         return slots
 
@@ -79,6 +83,8 @@ class KvSlots:
         return [np.ascontiguousarray(tensor[:, :, list(slots)]) for tensor in self.tensors]
 
     def _empty(self, num_slots: int) -> list[Tensor]:
-        shape = (1, self._signature.num_kv_heads, num_slots, self._signature.head_dim)
-        # Unused slots are masked, not skipped: they must hold numbers.
-        return [np.zeros(shape, dtype=self._signature.kv_dtype) for _ in self._signature.past_names]
+        num_tensors, num_heads = len(self._signature.past_names), self._signature.num_kv_heads
+        shape = (num_tensors, 1, num_heads, num_slots, self._signature.head_dim)
+        # Unused slots are masked, not skipped: they must hold numbers. One area for all tensors is
+        # large enough for huge pages.
+        return list(np.zeros(shape, dtype=self._signature.kv_dtype))

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from draft_service.onnx_signature import Signature, read_signature
 from paceline.errors import ConfigurationError
+from paceline.huge_pages import use_huge_pages
 
 Provider = Literal["auto", "cpu", "cuda"]
 Feeds = dict[str, npt.NDArray[np.generic]]
+
+_SPIN_MICROSECONDS: Final = 20
+"""How long a thread without work waits awake: more than lies between two products of a pass."""
+
+_SPINS_BRIEFLY_SINCE: Final = (1, 32)
+"""The version of onnxruntime from which the limit is known to hold; others spin for long."""
+
+_WORTH_HUGE_PAGES: Final = 64 << 20
+"""Bytes of weights; those of smaller graphs stay in the processor's caches."""
 
 _CUDA = "CUDAExecutionProvider"
 _CPU = "CPUExecutionProvider"
@@ -24,6 +34,14 @@ class Graph(Protocol):
 
     def run(self, output_names: list[str], feeds: Feeds) -> list[npt.NDArray[np.floating]]:
         """Return the named outputs."""
+        ...
+
+
+class Options(Protocol):
+    """Of a session; ``onnxruntime.SessionOptions`` are some."""
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Enter a value under a name that onnxruntime documents."""
         ...
 
 
@@ -44,8 +62,7 @@ def load_graph(path: Path, provider: Provider, num_threads: int) -> tuple[Graph,
     # A number of its own choice onnxruntime would pin to cores that others use as well.
     options.intra_op_num_threads = num_threads or len(os.sched_getaffinity(0))
     options.log_severity_level = 3
-    # Threads that spin between passes would take the cores that a verifier needs.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    limit_spinning(options, onnxruntime.__version__)
     try:
         session = onnxruntime.InferenceSession(
             str(path), options, providers=_providers(provider, onnxruntime)
@@ -57,8 +74,27 @@ def load_graph(path: Path, provider: Provider, num_threads: int) -> tuple[Graph,
         raise ConfigurationError(
             f"setting onnx_model: onnxruntime cannot load {path}: {cause}"
         ) from error
+    if session.get_providers() == [_CPU] and num_graph_bytes(path) >= _WORTH_HUGE_PAGES:
+        use_huge_pages()
     metadata = session.get_modelmeta().custom_metadata_map
     return session, read_signature(session.get_inputs(), session.get_outputs(), metadata)
+
+
+def num_graph_bytes(path: Path) -> int:
+    """Return the size of a graph with the weights that lie beside it."""
+    return sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*"))
+
+
+def limit_spinning(options: Options, version: str) -> None:
+    """
+    Let threads without work wait awake, but not for long; not at all in older versions.
+
+    Those that spin between passes would take the cores that a verifier needs, and one that sleeps
+    between the hundred products of a pass is woken for each of them.
+    """
+    knows_limit = tuple(map(int, version.split(".")[:2])) >= _SPINS_BRIEFLY_SINCE
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(knows_limit)))
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
 
 
 class _Runtime(Protocol):

@@ -11,7 +11,7 @@ no pass copies the past.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,12 +51,23 @@ class _Inputs:
     """Values that every layer reads."""
 
     masks: dict[bool, str]
-    """By whether the layer slides: what to add to scores  # [batch, 1, rows, slots + rows]."""
+    """By whether the layer slides: what to add to the scores of a key head
+    # [batch, 1, queries per key * rows, slots + rows]."""
     angles: dict[Rotary, tuple[str, str]]
     """Cosines and sines  # [batch * rows, head_dim / 2]."""
     row_numbers: str
     """Where a row's angles are  # [batch, rows]."""
-    num_slots: str
+    sizes: str
+    """How many slots and new rows there are  # [2]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """What flows from layer to layer; it is added up together with the norm that follows."""
+
+    hidden: str
+    added: str | None
+    """``None``: nothing yet, before the first layer."""
 
 
 class _DecoderWriter:
@@ -78,9 +89,10 @@ class _DecoderWriter:
             hidden = graph.node("Mul", hidden, self._scalar(shape.embedding_scale))
         past = [self._past_input(layer) for layer in range(len(shape.layers))]
         inputs = self._inputs(positions, past[0][0])
+        stream = _Sum(hidden, None)
         for number, layer in enumerate(shape.layers):
-            hidden = self._layer(number, layer, hidden, inputs, past[number])
-        self._logits(hidden, embeddings)
+            stream = self._layer(number, layer, stream, inputs, past[number])
+        self._logits(stream, embeddings)
         graph.write(path, {SLIDING_WINDOW: str(shape.window)} if shape.window else {})
 
     def _embeddings(self) -> Matrix:
@@ -111,16 +123,26 @@ class _DecoderWriter:
         zero, one = (graph.constant(np.array(value, dtype=np.int64)) for value in (0, 1))
         return _Inputs(
             masks={slides: self._mask(name) for slides, name in names.items()},
-            angles={layer.rotary: self._angles(flat, layer.rotary) for layer in self._shape.layers},
+            angles={rotary: self._angles(flat, rotary) for rotary in self._rotaries()},
             row_numbers=graph.node("Reshape", graph.node("Range", zero, count, one), rows),
-            num_slots=graph.node("Shape", past_key, start=2, end=3),
+            sizes=graph.node(
+                "Concat",
+                graph.node("Shape", past_key, start=2, end=3),
+                graph.node("Shape", positions, start=1, end=2),
+                axis=0,
+            ),
         )
 
     def _mask(self, name: str) -> str:
         graph = self._graph
         sees = graph.input(name, "bool", ["batch", "rows", "slots + rows"])
         added = graph.node("Where", sees, self._scalar(0.0), self._scalar(_UNSEEN))
-        return graph.node("Unsqueeze", added, graph.integers(1))
+        of_any_head = graph.node("Unsqueeze", added, graph.integers(1))
+        queries_per_key = self._shape.num_heads // self._shape.num_kv_heads
+        return graph.node("Tile", of_any_head, graph.integers(1, 1, queries_per_key, 1))
+
+    def _rotaries(self) -> Iterable[Rotary]:
+        return dict.fromkeys(layer.rotary for layer in self._shape.layers)
 
     def _angles(self, flat_positions: str, rotary: Rotary) -> tuple[str, str]:
         frequencies = np.array([rotary.frequencies], dtype=np.float32)
@@ -128,19 +150,20 @@ class _DecoderWriter:
         return self._graph.node("Cos", angles), self._graph.node("Sin", angles)
 
     def _layer(
-        self, number: int, layer: Layer, hidden: str, inputs: _Inputs, past: tuple[str, str]
-    ) -> str:
+        self, number: int, layer: Layer, stream: _Sum, inputs: _Inputs, past: tuple[str, str]
+    ) -> _Sum:
         prefix = f"model.layers.{number}."
-        normed = self._norm(hidden, prefix + "input_layernorm.weight")
+        normed, hidden = self._normed_sum(stream, prefix + "input_layernorm.weight")
         attended = self._attention(number, layer, normed, inputs, past)
         if self._shape.norms_outputs:
             attended = self._norm(attended, prefix + "post_attention_layernorm.weight")
-        hidden = self._graph.node("Add", hidden, attended)
         norm = "pre_feedforward" if self._shape.norms_outputs else "post_attention"
-        fed = self._feed_forward(prefix, self._norm(hidden, f"{prefix}{norm}_layernorm.weight"))
+        stream = _Sum(hidden, attended)
+        normed, hidden = self._normed_sum(stream, f"{prefix}{norm}_layernorm.weight")
+        fed = self._feed_forward(prefix, normed)
         if self._shape.norms_outputs:
             fed = self._norm(fed, prefix + "post_feedforward_layernorm.weight")
-        return self._graph.node("Add", hidden, fed)
+        return _Sum(hidden, fed)
 
     def _attention(
         self, number: int, layer: Layer, normed: str, inputs: _Inputs, past: tuple[str, str]
@@ -149,30 +172,25 @@ class _DecoderWriter:
         heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         prefix = f"model.layers.{number}.self_attn."
         projected = self._linear(normed, *(f"{prefix}{each}_proj" for each in "qkv"))
-        sizes = graph.integers((heads + kv_heads) * dim, kv_heads * dim)
-        queries_and_keys, value = graph.nodes("Split", projected, sizes, num_outputs=2, axis=-1)
+        by_row = graph.node("Reshape", projected, graph.integers(0, 0, -1, dim))
+        by_head = graph.node("Transpose", by_row, perm=[0, 2, 1, 3])
+        sizes = graph.integers(heads + kv_heads, kv_heads)
+        queries_and_keys, value = graph.nodes("Split", by_head, sizes, num_outputs=2, axis=1)
         if shape.norms_queries_and_keys:
             queries_and_keys = self._head_norms(prefix, queries_and_keys)
-        queries_and_keys = graph.node(
+        turned = graph.node(
             "RotaryEmbedding",
             queries_and_keys,
             inputs.row_numbers,
             *inputs.angles[layer.rotary],
             domain=CONTRIB,
         )
-        sizes = graph.integers(heads * dim, kv_heads * dim)
-        query, key = graph.nodes("Split", queries_and_keys, sizes, num_outputs=2, axis=-1)
-        key, value = self._by_head(key, kv_heads), self._by_head(value, kv_heads)
+        sizes = graph.integers(heads, kv_heads)
+        query, key = graph.nodes("Split", turned, sizes, num_outputs=2, axis=1)
         for part, fresh in (("key", key), ("value", value)):
             dims: list[Dimension] = ["batch", kv_heads, "rows", dim]
             graph.output(fresh, f"present.{number}.{part}", "float32", dims)
-        seen = self._weighted(
-            self._by_head(query, heads),
-            (past[0], key),
-            (past[1], value),
-            inputs.masks[layer.window is not None],
-            inputs.num_slots,
-        )
+        seen = self._weighted(query, (past[0], key), (past[1], value), inputs, layer)
         rows_first = graph.node("Transpose", seen, perm=[0, 2, 1, 3])
         joined = graph.node("Reshape", rows_first, graph.integers(0, 0, heads * dim))
         return self._linear(joined, f"{prefix}o_proj")
@@ -182,14 +200,15 @@ class _DecoderWriter:
         query: str,
         keys: tuple[str, str],
         values: tuple[str, str],
-        mask: str,
-        num_slots: str,
+        inputs: _Inputs,
+        layer: Layer,
     ) -> str:
         """Return the attention-weighted values; past and new rows are never joined in memory."""
         graph, shape = self._graph, self._shape
-        heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         # All queries of a key head are rows of one product.
-        grouped = graph.node("Reshape", query, graph.integers(0, kv_heads, -1, dim))
+        grouped = graph.node(
+            "Reshape", query, graph.integers(0, shape.num_kv_heads, -1, shape.head_dim)
+        )
         scores = graph.node(
             "Concat",
             *(
@@ -200,42 +219,25 @@ class _DecoderWriter:
             ),
             axis=-1,
         )
-        rows = graph.node("Shape", query, start=2, end=3)
-        by_head = graph.node("Concat", graph.integers(0, heads), rows, graph.integers(-1), axis=0)
-        scores = graph.node("Add", graph.node("Reshape", scores, by_head), mask)
-        shares = graph.node("Softmax", scores, axis=-1)
-        total = graph.node("Shape", shares, start=3, end=4)
-        by_group = graph.node("Concat", graph.integers(0, kv_heads, -1), total, axis=0)
-        shares = graph.node("Reshape", shares, by_group)
-        sizes = graph.node("Concat", num_slots, rows, axis=0)
-        split = graph.nodes("Split", shares, sizes, num_outputs=2, axis=-1)
+        masked = graph.node("Add", scores, inputs.masks[layer.window is not None])
+        shares = graph.node("Softmax", masked, axis=-1)
+        split = graph.nodes("Split", shares, inputs.sizes, num_outputs=2, axis=-1)
         parts = zip(split, values, strict=True)
         seen = graph.node("Add", *(graph.node("MatMul", share, value) for share, value in parts))
-        by_row = graph.node("Concat", graph.integers(0, heads), rows, graph.integers(dim), axis=0)
-        return graph.node("Reshape", seen, by_row)
+        return graph.node("Reshape", seen, graph.integers(0, shape.num_heads, -1, shape.head_dim))
 
     def _head_norms(self, prefix: str, queries_and_keys: str) -> str:
         """Norm each head of the queries and keys; both kinds of weights in one product."""
         graph, shape = self._graph, self._shape
-        num_heads = shape.num_heads + shape.num_kv_heads
-        heads = graph.node("Reshape", queries_and_keys, graph.integers(0, 0, num_heads, -1))
         plain = graph.constant(np.ones(shape.head_dim, dtype=np.float32))
-        normed = self._normed(heads, plain)
+        normed = self._normed(queries_and_keys, plain)
         query, key = (
             self._source.get(f"{prefix}{each}_norm.weight") + np.float32(shape.norm_offset)
             for each in "qk"
         )
-        weights = np.concatenate(
-            [np.tile(query, (shape.num_heads, 1)), np.tile(key, (shape.num_kv_heads, 1))]
-        )
-        weighted = graph.node("Mul", normed, graph.constant(weights))
-        return graph.node("Reshape", weighted, graph.integers(0, 0, num_heads * shape.head_dim))
-
-    def _by_head(self, value: str, num_heads: int) -> str:
-        """Return [batch, rows, heads * dim] as [batch, heads, rows, dim]."""
-        shape = self._graph.integers(0, 0, num_heads, self._shape.head_dim)
-        split = self._graph.node("Reshape", value, shape)
-        return self._graph.node("Transpose", split, perm=[0, 2, 1, 3])
+        counts = [shape.num_heads, shape.num_kv_heads]
+        weights = np.repeat([query, key], counts, axis=0)[:, None]
+        return graph.node("Mul", normed, graph.constant(weights))
 
     def _feed_forward(self, prefix: str, normed: str) -> str:
         graph = self._graph
@@ -265,21 +267,40 @@ class _DecoderWriter:
         ]
         return self._graph.node("Add", product, self._graph.constant(np.concatenate(biases)))
 
-    def _logits(self, hidden: str, embeddings: Matrix) -> None:
+    def _logits(self, stream: _Sum, embeddings: Matrix) -> None:
         graph, shape = self._graph, self._shape
         wanted = graph.input("logit_rows", "int64", ["logits"])
-        flat = graph.node("Reshape", hidden, graph.integers(-1, shape.hidden_size))
+        normed, _ = self._normed_sum(stream, "model.norm.weight")
+        flat = graph.node("Reshape", normed, graph.integers(-1, shape.hidden_size))
         rows = graph.node("Gather", flat, wanted, axis=0)
         head = embeddings if shape.ties_embeddings else self._source.get("lm_head.weight")
         if self._plan.head_token_ids is not None:
             head = head[self._plan.head_token_ids]
-        normed = self._norm(rows, "model.norm.weight")
-        logits = self._plan.head_weights.multiply(graph, normed, head)
+        logits = self._plan.head_weights.multiply(graph, rows, head)
         graph.output(logits, "logits", "float32", ["logits", len(head)])
 
     def _norm(self, value: str, name: str) -> str:
+        return self._normed(value, self._norm_weights(name))
+
+    def _normed_sum(self, stream: _Sum, name: str) -> tuple[str, str]:
+        """Return the norm of a sum, and the sum."""
+        if stream.added is None:
+            return self._norm(stream.hidden, name), stream.hidden
+        normed, _, _, hidden = self._graph.nodes(
+            "SkipSimplifiedLayerNormalization",
+            stream.hidden,
+            stream.added,
+            self._norm_weights(name),
+            num_outputs=4,
+            unused=(1, 2),
+            domain=CONTRIB,
+            epsilon=self._shape.epsilon,
+        )
+        return normed, hidden
+
+    def _norm_weights(self, name: str) -> str:
         weights = self._source.get(name) + np.float32(self._shape.norm_offset)
-        return self._normed(value, self._graph.constant(weights))
+        return self._graph.constant(weights)
 
     def _normed(self, value: str, weights: str) -> str:
         return self._graph.node(

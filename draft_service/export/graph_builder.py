@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,8 @@ class GraphBuilder:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: list[onnx.TensorProto] = []
+        self._left_as: dict[str, str] = {}
+        """From outputs of nodes to the names under which they leave the graph."""
         self._small: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._num_bytes = 0
 
@@ -43,8 +45,8 @@ class GraphBuilder:
         return name
 
     def output(self, value: str, name: str, dtype: str, shape: Sequence[Dimension]) -> None:
-        """Declare that a value leaves the graph under a name."""
-        self._nodes.append(helper.make_node("Identity", [value], [name]))
+        """Declare that a node's output leaves the graph under a name."""
+        self._left_as[value] = name
         self._outputs.append(helper.make_tensor_value_info(name, _TYPES[dtype], list(shape)))
 
     def constant(self, values: npt.NDArray[np.generic], name: str = "") -> str:
@@ -65,19 +67,26 @@ class GraphBuilder:
 
     def node(self, operator: str, *inputs: str, domain: str = "", **attributes: Attribute) -> str:
         """Add a node with one output and return the output's name."""
-        return self.nodes(operator, *inputs, num_outputs=1, domain=domain, **attributes)[0]
+        [output] = self.nodes(
+            operator, *inputs, num_outputs=1, unused=(), domain=domain, **attributes
+        )
+        return output
 
     def nodes(
         self,
         operator: str,
         *inputs: str,
         num_outputs: int,
+        unused: Collection[int] = (),
         domain: str = "",
         **attributes: Attribute,
     ) -> list[str]:
-        """Add a node with several outputs and return their names."""
+        """Add a node with several outputs and return their names; unused ones get none."""
         number = len(self._nodes)
-        outputs = [f"{operator}_{number}_{index}" for index in range(num_outputs)]
+        outputs = [
+            "" if index in unused else f"{operator}_{number}_{index}"
+            for index in range(num_outputs)
+        ]
         node = helper.make_node(operator, list(inputs), outputs, f"{operator}_{number}")
         node.domain = domain
         for name, value in attributes.items():
@@ -87,6 +96,9 @@ class GraphBuilder:
 
     def write(self, path: Path, metadata: Mapping[str, str]) -> None:
         """Write the model with notes; very large weights go into a second file beside it."""
+        for node in self._nodes:
+            for values in (node.input, node.output):
+                values[:] = [self._left_as.get(each, each) for each in values]
         graph = helper.make_graph(
             self._nodes, self._name, self._inputs, self._outputs, self._initializers
         )

@@ -8,7 +8,6 @@ import numpy as np
 
 from draft_service.export.graph_builder import CONTRIB, GraphBuilder
 from draft_service.export.quantization import (
-    BLOCK_SIZE,
     Bits,
     Matrix,
     quantize_blocks,
@@ -52,17 +51,19 @@ class QuantizedWeights:
     def multiply(self, graph: GraphBuilder, value: str, matrix: Matrix) -> str:
         """Return the product with the quantized matrix."""
         blocks = quantize_blocks(matrix, self._bits)
+        zero_points = blocks.zero_points
+        zeros = () if zero_points is None else (graph.constant(zero_points.reshape(-1)),)
         return graph.node(
             "MatMulNBits",
             value,
             graph.constant(blocks.values),
             graph.constant(blocks.scales.reshape(-1)),
-            graph.constant(blocks.zero_points.reshape(-1)),
+            *zeros,
             domain=CONTRIB,
             K=blocks.num_columns,
             N=blocks.num_rows,
             bits=self._bits,
-            block_size=BLOCK_SIZE,
+            block_size=blocks.block_size,
             accuracy_level=_INT8_ARITHMETIC,
         )
 

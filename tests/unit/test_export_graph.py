@@ -129,6 +129,17 @@ def test_quantized_blocks_are_within_half_a_step(bits: Any, num_columns: int) ->
     assert np.abs(restored - matrix).mean() < 0.5 * step
 
 
+def test_only_4_bits_have_zero_points() -> None:
+    """Kernels take 128 for the zero of bytes when none is given."""
+    matrix = np.random.default_rng(2).normal(size=(4, 64)).astype(np.float32)
+
+    halves, whole = quantize_blocks(matrix, 4), quantize_blocks(matrix, 8)
+
+    assert halves.zero_points is not None
+    assert whole.zero_points is None
+    assert set(np.abs(whole.values.astype(int) - 128).max(axis=2).ravel()) == {127}
+
+
 def test_blocks_of_zeros_and_single_signs_are_kept() -> None:
     matrix = np.zeros((3, 32), np.float32)
     matrix[1], matrix[2] = 3.0, np.linspace(-5.0, -4.0, 32)

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from verify_service.targets.huge_pages import use_huge_pages
+from paceline.huge_pages import use_huge_pages
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's map of the process")

@@ -310,3 +310,23 @@ def test_parents_are_likelier_than_their_children() -> None:
     for parent, log_prob in zip(tree.parents, tree.log_probs, strict=True):
         totals.append(totals[parent] + log_prob)
     assert all(earlier >= later for earlier, later in pairwise(totals))
+
+
+def test_a_broken_session_leaves_nothing_in_the_memory_of_later_batches() -> None:
+    """B048, B057: memory is kept between passes, and what one session left no other one reads."""
+    drafter = tiny_drafter()
+    texts = [PROMPT, [3, 4, 5], PROMPT * 2]
+    alone = grown(drafter.open(SessionSpec(texts[1]))).tree
+    broken, short, long = (drafter.open(SessionSpec(text)) for text in texts)
+    grown(broken)
+    for tensor in broken.kv.tensors:  # type: ignore[attr-defined]
+        tensor[:] = np.nan
+    broken.commit(len(PROMPT), [7])
+    long.propose(LIMITS)
+    drafter.propose_batch([DraftJob(each, LIMITS) for each in (broken, long)])
+
+    long.commit(len(texts[2]), [7])
+    for _ in range(10):
+        drafts = drafter.propose_batch([DraftJob(each, LIMITS) for each in (short, long)])
+
+    assert drafts[0].tree == alone

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.errors import ConfigurationError, EngineFailed
+from paceline.huge_pages import use_huge_pages
 from verify_service.targets.attention_step import LayerTraits
 from verify_service.targets.device_choice import (
     Weights,
@@ -22,10 +23,14 @@ from verify_service.targets.device_choice import (
     require_one_rank,
 )
 from verify_service.targets.fused_layers import fuse_layers
-from verify_service.targets.huge_pages import use_huge_pages
 from verify_service.targets.kv_moves import PendingMoves
 from verify_service.targets.load_check import check_tree_attention
-from verify_service.targets.model_graphs import Accelerator, ModelGraphs, accelerator_of
+from verify_service.targets.model_graphs import (
+    Accelerator,
+    ModelGraphs,
+    accelerator_of,
+    graphs_for,
+)
 from verify_service.targets.model_loading import load_model, num_weight_bytes, read_info
 from verify_service.targets.packed_linear import Packing, padded_rows, wait_until_packed
 from verify_service.targets.target import FlatBatch, TargetInfo
@@ -120,7 +125,7 @@ class TorchTarget:
             with self._on_device():
                 self._attention.allocate(shapes, num_blocks, block_size)
                 if self._accelerator is not None:
-                    self._graphs = ModelGraphs(
+                    self._graphs = graphs_for(
                         self._model, self._info, self._attention, self._layers, self._accelerator
                     )
         except torch.OutOfMemoryError:

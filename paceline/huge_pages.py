@@ -1,8 +1,8 @@
 """
 Moves large tables in memory to huge pages, where Linux can.
 
-A step streams all weights once. On pages of 4 KiB that costs a lookup of addresses every 64 cache
-lines; matrix libraries allocate theirs without asking for larger ones.
+A step of a model streams all its weights once. On pages of 4 KiB that costs a lookup of addresses
+every 64 cache lines; matrix libraries allocate theirs without asking for larger ones.
 """
 
 from __future__ import annotations
