@@ -15,20 +15,32 @@ from bench.gpu_batches import (
     prefill_batches,
     tree_batch,
 )
-from bench.gpu_decoder import TINY, Decoder, DecoderGraphs
+from bench.gpu_decoder import LLAMA_8B, TINY, Decoder, DecoderGraphs
 from verify_service.engine.device_copies import Fetched
 from verify_service.engine.row_choices import drawn_tokens
 from verify_service.engine.row_cuts import RowDraw
-from verify_service.targets.captured_forward import GraphMaker
-from verify_service.targets.packed_attention import Kernel
-from verify_service.targets.row_buckets import RowBuckets
+from verify_service.targets.captured_forward import CudaGraphs, GraphMaker, PlainRuns
+from verify_service.targets.packed_attention import Kernel, reference_kernel, triton_kernel
+from verify_service.targets.row_buckets import MAX_SPAN_ROWS, RowBuckets
 from verify_service.targets.target import FlatBatch
+from verify_service.targets.tree_kernel import KernelTraits
+from verify_service.targets.tree_kernel_check import kernel_fault
 
 MAX_TIE_GAP = 0.1
 """Logits this close count as tied; with random weights their standard deviation is about 1."""
+MAX_DEEP_TIE_GAP = 0.25
+"""Of 32 layers in half precision; logits of another text differ by several."""
 CONTEXT = 11
 NUM_SPANS = 3
 TREE_ROWS = {"cpu": 15, "cuda": 31}
+KERNEL_TRAITS = (
+    LLAMA_8B.traits,
+    KernelTraits(14, 2, 64, 16, 0.125),
+    KernelTraits(8, 4, 256, 16, 0.0625, softcap=50.0, window=512),
+    KernelTraits(4, 1, 256, 16, 0.0625, window=512),
+)
+"""Llama 8B, Qwen 0.5B, Gemma 2B and Gemma 270M."""
+KERNEL_TYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +53,31 @@ class Machine:
     num_processors: int
 
 
+def host_machine() -> Machine:
+    """Return the CPU with everything that stands in for a GPU's."""
+    return Machine(torch.device("cpu"), PlainRuns(), reference_kernel, num_processors=8)
+
+
+def cuda_machine() -> Machine | None:
+    """Return the GPU, or None after a line that says what is missing."""
+    if not torch.cuda.is_available():
+        print("gpu          no CUDA device: nothing is measured, the Triton kernel did not run")
+        return None
+    device = torch.device("cuda", torch.cuda.current_device())
+    properties = torch.cuda.get_device_properties(device)
+    print(f"gpu          {properties.name}, {properties.multi_processor_count} processors")
+    kernel = triton_kernel(device)
+    if kernel is None:
+        print("gpu          triton is absent: nothing is measured; install torch's CUDA build")
+        return None
+    return Machine(device, CudaGraphs(device), kernel, int(properties.multi_processor_count))
+
+
 @dataclass(slots=True)
 class Comparison:
     """Rows of trees beside the same rows in chains."""
 
+    max_gap: float = MAX_TIE_GAP
     worst: float = 0.0
     num_rows: int = 0
     num_ties: int = 0
@@ -56,39 +89,79 @@ class Comparison:
         self.worst = max(self.worst, float((ours - theirs).abs().max()))
         left, right = int(ours.argmax()), int(theirs.argmax())
         if left != right:
-            is_tie = float(theirs[right] - theirs[left]) <= MAX_TIE_GAP
+            is_tie = float(theirs[right] - theirs[left]) <= self.max_gap
             self.num_ties += is_tie
             self.num_wrong += not is_tie
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_rows} rows of trees against chains, largest logit difference "
+            f"{self.worst:.2g}, {self.num_ties} near ties, {self.num_wrong} wrong"
+        )
 
 
 def check(machine: Machine, dtype: torch.dtype) -> bool:
     """Verify trees and each of their paths as chains; say whether every choice is the same."""
-    block_size, tree_rows = TINY.block_size, TREE_ROWS[machine.device.type]
+    block_size = TINY.block_size
     per_span = blocks_per_span(CONTEXT, block_size)
     decoder = Decoder(TINY, NUM_SPANS * per_span, dtype, machine.device)
-    buckets = RowBuckets(
-        NUM_SPANS * 64, NUM_SPANS, TINY.num_kv_heads, num_processors=machine.num_processors
-    )
-    graphs = DecoderGraphs(decoder, buckets, per_span, machine.graphs, machine.kernel)
+    graphs = graphs_of(machine, decoder, NUM_SPANS, per_span)
     for chunk in prefill_batches(NUM_SPANS, CONTEXT, block_size):
         _logits(graphs, chunk)
-    tree = tree_batch(NUM_SPANS, tree_rows, CONTEXT, block_size)
+    compared, tree_logits = compare(graphs, machine, NUM_SPANS, CONTEXT, block_size, MAX_TIE_GAP)
+    kind = str(dtype).removeprefix("torch.")
+    print(f"correctness  {machine.device.type} {kind}: {compared}")
+    return compared.num_wrong == 0 and _choices_agree(tree_logits)
+
+
+def graphs_of(machine: Machine, decoder: Decoder, num_spans: int, max_blocks: int) -> DecoderGraphs:
+    """Return graphs for some spans of up to 64 rows."""
+    buckets = RowBuckets(
+        num_spans * MAX_SPAN_ROWS,
+        num_spans,
+        decoder.shape.num_kv_heads,
+        num_processors=machine.num_processors,
+    )
+    return DecoderGraphs(decoder, buckets, max_blocks, machine.graphs, machine.kernel)
+
+
+def compare(
+    graphs: DecoderGraphs,
+    machine: Machine,
+    num_spans: int,
+    context: int,
+    block_size: int,
+    max_gap: float,
+) -> tuple[Comparison, torch.Tensor]:
+    """Return trees behind stored contexts beside their paths as chains, and the trees' logits."""
+    tree_rows = TREE_ROWS[machine.device.type]
+    tree = tree_batch(num_spans, tree_rows, context, block_size)
     tree_logits = _logits(graphs, tree).clone()
-    compared = Comparison()
+    compared = Comparison(max_gap)
     for leaf in range(tree_rows // 2, tree_rows):
         path = path_to(leaf)
         chain_logits = _logits(graphs, chain_batch(tree, path))
-        for index in range(NUM_SPANS):
+        for index in range(num_spans):
             for place, row in enumerate(path):
                 ours = tree_logits[index * tree_rows + row]
                 compared.add(ours, chain_logits[index * len(path) + place])
-    kind = str(dtype).removeprefix("torch.")
-    print(
-        f"correctness  {machine.device.type} {kind}: {compared.num_rows} rows of trees against "
-        f"chains, largest logit difference {compared.worst:.2g}, {compared.num_ties} near ties, "
-        f"{compared.num_wrong} wrong"
-    )
-    return compared.num_wrong == 0 and _choices_agree(tree_logits)
+    return compared, tree_logits
+
+
+def check_kernel(machine: Machine) -> bool:
+    """Run the kernel with the heads and windows of real models; say where it is no reference."""
+    dtype = KERNEL_TYPES[machine.device.type]
+    faults: list[str] = []
+    for traits in KERNEL_TRAITS:
+        buckets = RowBuckets(512, 256, traits.num_kv_heads, machine.num_processors)
+        fault = kernel_fault(machine.kernel, [traits], buckets, dtype, machine.device)
+        if fault is not None:
+            faults.append(fault)
+    count = len(KERNEL_TRAITS)
+    print(f"kernel       {count - len(faults)} of {count} shapes of heads as the reference")
+    for fault in faults:
+        print(f"kernel       {fault}")
+    return not faults
 
 
 def _choices_agree(logits: torch.Tensor) -> bool:
@@ -106,7 +179,7 @@ def _choices_agree(logits: torch.Tensor) -> bool:
 def _logits(graphs: DecoderGraphs, batch: FlatBatch) -> torch.Tensor:
     logits = graphs.captured.forward(batch)
     if logits is None:
-        raise SystemExit(f"no graph fits {batch.num_rows} rows")
+        raise RuntimeError(f"no graph fits {batch.num_rows} rows")
     return logits
 
 

@@ -1,12 +1,13 @@
 """
 Verification steps on a CUDA GPU: ``python -m bench.gpu_step``, at most 6 minutes, no installs.
 
-Checks that trees are verified as chains would be, then prints for an 8B-shaped bf16 model with
-random weights: the copy bandwidth, steps of 1 to 64 rows at batch 1, 8, 32 and 128, their share of
-that bandwidth, host overhead, the cost of choosing and of accepting; choices by sampling options;
-the torch target at batch 1, and what the engine around it adds per step. Steps run in the product's
-own graphs. Without a GPU it checks and says so; ``--dry-run`` goes through every part on the CPU
-with a tiny model, and its figures mean nothing.
+Checks that trees are verified as chains would be, the kernel with the heads of real models and a
+drafting model on onnxruntime's CUDA provider, then prints for an 8B-shaped bf16 model with random
+weights: whether ids are equal there too, the copy bandwidth, steps of 1 to 64 rows at batch 1, 8,
+32 and 128, their share of that bandwidth, host overhead, the cost of choosing and of accepting;
+choices by sampling options; the torch target at batch 1, and what the engine around it adds per
+step. Steps run in the product's own graphs. Without a GPU it checks and says so; ``--dry-run`` goes
+through every part on the CPU with a tiny model, and its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,19 @@ from bench.gpu_batches import (
     prefill_batches,
     tree_batch,
 )
-from bench.gpu_check import Machine, check, chosen_tokens, greedy, noisy
+from bench.gpu_check import (
+    MAX_DEEP_TIE_GAP,
+    Machine,
+    check,
+    check_kernel,
+    chosen_tokens,
+    compare,
+    cuda_machine,
+    graphs_of,
+    greedy,
+    host_machine,
+    noisy,
+)
 from bench.gpu_choices import print_choices
 from bench.gpu_decoder import LLAMA_8B, TINY, Decoder, DecoderGraphs, DecoderShape
 from bench.gpu_engine import EngineSteps, TimedTarget
@@ -39,9 +52,7 @@ from bench.gpu_target import load_target
 from paceline.tree import TokenTree
 from verify_service.engine.acceptance import walk
 from verify_service.engine.row_cuts import RowDraw
-from verify_service.targets.captured_forward import CudaGraphs, PlainRuns
 from verify_service.targets.kv_cache import PagedKv
-from verify_service.targets.packed_attention import reference_kernel, triton_kernel
 from verify_service.targets.row_buckets import RowBuckets
 from verify_service.targets.target import FlatBatch
 
@@ -127,6 +138,7 @@ class Bench:
         for chunk in prefill_batches(plan.batches[-1], plan.context, size):
             graphs.captured.forward(chunk)
         del graphs
+        self._ids(decoder)
         print(f"model        {decoder.step_bytes / 1e9:.3g} GB of weights read per step")
         print(HEAD)
         for num_spans in plan.batches:
@@ -139,6 +151,15 @@ class Bench:
                 cost = self._cost(decoder, num_spans, num_rows)
                 plain = plain or cost.device
                 self._row(num_spans, num_rows, cost, plain, decoder.step_bytes)
+
+    def _ids(self, decoder: Decoder) -> None:
+        """Compare ids of trees and chains on the model that is measured."""
+        plan, size = self.plan, decoder.shape.block_size
+        num_spans = min(plan.batches[-1], 2)
+        graphs = graphs_of(self.machine, decoder, num_spans, blocks_per_span(plan.context, size))
+        compared, _ = compare(graphs, self.machine, num_spans, plan.context, size, MAX_DEEP_TIE_GAP)
+        print(f"ids          {compared}")
+        self.bars["ids equal but for near ties"] = compared.num_wrong == 0
 
     def target(self) -> None:
         """Print steps of the torch target at batch 1, transformers' own layers and all."""
@@ -295,46 +316,37 @@ def _ignore(run: Callable[[Any], object], argument: object) -> None:
     run(argument)
 
 
-def host_machine() -> Machine:
-    """Return the CPU with everything that stands in for a GPU's."""
-    return Machine(torch.device("cpu"), PlainRuns(), reference_kernel, num_processors=8)
-
-
-def cuda_machine() -> Machine | None:
-    """Return the GPU, or None after a line that says what is missing."""
-    if not torch.cuda.is_available():
-        print("gpu          no CUDA device: nothing is measured, the Triton kernel did not run")
-        return None
-    device = torch.device("cuda", torch.cuda.current_device())
-    properties = torch.cuda.get_device_properties(device)
-    print(f"gpu          {properties.name}, {properties.multi_processor_count} processors")
-    kernel = triton_kernel(device)
-    if kernel is None:
-        print("gpu          triton is absent: nothing is measured; install torch's CUDA build")
-        return None
-    return Machine(device, CudaGraphs(device), kernel, int(properties.multi_processor_count))
-
-
 def attempt(name: str, part: Callable[[], bool | None]) -> bool:
     """Run one part; a part that cannot run costs a line, not the rest."""
     try:
         return part() is not False
-    except (RuntimeError, ImportError, ValueError, ArithmeticError) as error:
-        print(f"{name:12} failed: {type(error).__name__}: {str(error).splitlines()[0][:160]}")
+    except Exception as error:  # compilers, drivers and torch raise kinds of their own
+        lines = str(error).strip().splitlines() or ["no cause given"]
+        print(f"{name:12} failed: {type(error).__name__}: {lines[0][:160]}")
         return False
+
+
+def run_checks(machine: Machine | None, onnx: Path | None) -> bool:
+    """Compare without measuring; False: something is wrong."""
+    kinds = [(host_machine(), torch.float32)]
+    if machine is not None and machine.device.type == "cuda":
+        kinds += [(machine, torch.float16), (machine, torch.bfloat16)]
+    results = [attempt("correctness", partial(check, *kind)) for kind in kinds]
+    if machine is not None:
+        results.append(attempt("kernel", partial(check_kernel, machine)))
+    results.append(attempt("onnx", partial(check_drafter, onnx)))
+    return all(results)
 
 
 def run_parts(
     machine: Machine | None, plan: Plan, started: float, options: argparse.Namespace
 ) -> bool:
     """Run every part that the machine allows; False: something is wrong or missed its bar."""
-    kinds = [(host_machine(), torch.float32)]
-    if machine is not None and machine.device.type == "cuda":
-        kinds += [(machine, torch.float16), (machine, torch.bfloat16)]
-    results = [attempt("correctness", partial(check, *kind)) for kind in kinds]
-    results.append(attempt("onnx", partial(check_drafter, options.onnx)))
-    if machine is None or options.check_only or not all(results):
+    results = [run_checks(machine, options.onnx)]
+    if machine is None or options.check_only:
         return all(results)
+    if not all(results):
+        print("figures      follow all the same, of something that is wrong: see above")
     bench = Bench(machine, plan, started)
     parts = {
         "copy": bench.copy,

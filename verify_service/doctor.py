@@ -65,4 +65,23 @@ def _examine_step_engine(settings: VerifySettings) -> Iterator[Finding]:
         yield Finding(Level.WRONG, "target", f"{missing[0]} is not installed", fix)
     else:
         yield Finding(Level.FINE, "target", f"torch on {settings.device}")
+        if settings.device != "cpu":
+            yield from _examine_device(settings)
     yield examine_model(settings)
+
+
+def _examine_device(settings: VerifySettings) -> Iterator[Finding]:
+    # Loads torch, which takes seconds.
+    from verify_service.targets.device_choice import device_named, packing_for, require_one_rank
+
+    try:
+        device = device_named(settings.device)
+        require_one_rank()
+        packing_for(device, settings.weights)
+    except PacelineError as error:
+        yield Finding(Level.WRONG, "device", error.message)
+        return
+    yield Finding(Level.FINE, "device", str(device))
+    if device.type == "cuda" and find_spec("triton") is None:
+        cause = "triton is not installed: steps run without graphs, much slower"
+        yield Finding(Level.WARNING, "kernel", cause, "install torch's CUDA build, which brings it")

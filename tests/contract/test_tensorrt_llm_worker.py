@@ -77,6 +77,25 @@ def test_a_fact_about_the_prompt_helps_from_the_first_step(
     assert accepted[:3] == [0, 4, 3]
 
 
+@pytest.mark.parametrize("family", sorted(DRAFTERS))
+def test_drafts_arrive_after_the_shutdown_in_the_middle_of_the_packages_start(
+    family: str, make_worker: MakeWorker
+) -> None:
+    """The package measures memory with an executor of its own, then goes on with our objects."""
+    worker = make_worker(family=family)
+    target = greedy(PROMPT, NUM_TOKENS)
+
+    worker.executor.rehearse()
+    worker.reopen()
+    worker.post(1, len(PROMPT), target[:9])
+    request = worker.submit(1, PROMPT, NUM_TOKENS)
+    drain(worker.executor)
+
+    assert generated(request) == target
+    assert worker.executor.chains[0][1] == tuple(target[1:5])
+    assert worker.committed(1, len(PROMPT)) == target
+
+
 def test_a_late_fact_is_rerooted(make_worker: MakeWorker) -> None:
     worker = make_worker()
     target = greedy(PROMPT, NUM_TOKENS)
@@ -172,7 +191,7 @@ def test_a_mailbox_that_cannot_be_opened_leaves_empty_chains(
 ) -> None:
     """The executor's own placeholder, zeros, would be verified as a draft."""
     worker = make_worker()
-    monkeypatch.setattr(type(worker.executor.drafter), "_open", _refuse)
+    monkeypatch.setattr(type(worker.executor.drafter), "_placing", _refuse)
     request = worker.submit(1, PROMPT, NUM_TOKENS)
 
     drain(worker.executor)

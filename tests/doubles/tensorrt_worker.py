@@ -52,7 +52,13 @@ class TensorRtWorker:
             **options,
         )
         self.sent: list[Frame] = []
-        self.mailbox: Mailbox = link_at(self.address, num_drafts).mailbox
+        self._num_drafts = num_drafts
+        self.mailbox: Mailbox
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Listen to the link that is open now."""
+        self.mailbox = link_at(self.address, self._num_drafts).mailbox
         self.mailbox.send = self.sent.append
 
     def submit(

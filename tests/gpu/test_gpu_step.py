@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.gpu_check import check
-from bench.gpu_step import cuda_machine
+from bench.gpu_check import check, cuda_machine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

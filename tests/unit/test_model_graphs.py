@@ -76,7 +76,7 @@ def test_a_cpu_has_no_graphs() -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "head_dim", "cause"),
-    [(None, 64, "triton is not installed"), (reference_kernel, 80, "head dimension")],
+    [(None, 64, "triton is not installed"), (reference_kernel, 80, "heads of this size")],
 )
 def test_without_a_kernel_for_the_model_steps_run_eagerly_and_say_why(
     monkeypatch: pytest.MonkeyPatch, kernel: object, head_dim: int, cause: str

@@ -13,8 +13,19 @@ from tests.doubles.fake_tensorrt_llm import drafter_families, llm
 from tests.doubles.fake_tensorrt_llm.modules import DRAFTERS, VERSIONS, install
 from tests.doubles.fake_tensorrt_llm.requests import LlmRequest
 from tests.doubles.tensorrt_verifier import LOGITS, write_target
+from verify_service.engine.sampling import SamplingParams
 from verify_service.engines.tensorrt_llm import package
-from verify_service.engines.tensorrt_llm.loading import check_contract, load_backend
+from verify_service.engines.tensorrt_llm.llm_arguments import (
+    EngineLimits,
+    llm_arguments,
+    sampling_arguments,
+)
+from verify_service.engines.tensorrt_llm.loading import (
+    check_contract,
+    engine_limits,
+    load_backend,
+    read_info,
+)
 from verify_service.engines.tensorrt_llm.recorded_contract import FAMILIES, load_contract
 from verify_service.engines.tensorrt_llm.version_table import RELEASES, release_of
 from verify_service.settings import VerifySettings
@@ -130,6 +141,56 @@ def test_a_changed_greedy_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         check_contract("1.2.1")
 
 
+def test_an_executor_that_refuses_our_sampling_is_found_before_a_request_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, "1.2", LOGITS)
+
+    def refuse(self: llm.SamplingParams) -> None:
+        if self.top_k == 0:
+            raise RuntimeError("Assertion failed: topK.value() > 0")
+
+    monkeypatch.setattr(llm.SamplingParams, "_get_sampling_config", refuse)
+
+    with pytest.raises(ConfigurationError, match=r"refuses our arguments .*topK"):
+        check_contract("1.2.1")
+
+
+def test_every_engine_argument_is_a_recorded_one() -> None:
+    """The package forbids unknown fields; the probe names one that is gone before weights load."""
+    limits = EngineLimits(4, 4, 128, prefix_caching=False)
+    configs = {"kv_cache_config", "cuda_graph_config", "speculative_config"}
+    sent = configs | set(llm_arguments("m", limits))
+
+    for family in FAMILIES:
+        recorded = load_contract(family).attributes
+        assert sent == set(recorded["tensorrt_llm.llmapi.llm_args:TorchLlmArgs"])
+        params = sampling_arguments(SamplingParams(), max_tokens=1, stop_token_ids=frozenset())
+        assert set(params) <= set(recorded["tensorrt_llm:SamplingParams"])
+
+
+def test_a_lost_engine_argument_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "1.2", LOGITS)
+    monkeypatch.delitem(llm.TorchLlmArgs.__annotations__, "stream_interval")
+
+    with pytest.raises(ConfigurationError, match=r"TorchLlmArgs.stream_interval: is missing"):
+        check_contract("1.2.1")
+
+
+def test_a_release_that_takes_any_keyword_keeps_no_tenants_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It could drop the salt unread, and tenants would share prefixes."""
+    install(monkeypatch, "1.2", LOGITS)
+
+    def generate_async(self: object, inputs: object, **options: object) -> None:
+        del self, inputs, options
+
+    monkeypatch.setattr(llm.LLM, "generate_async", generate_async)
+
+    assert not package.load_package().takes_cache_salt
+
+
 def test_an_old_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "1.2", LOGITS)
 
@@ -170,13 +231,40 @@ def test_a_chain_that_the_package_cannot_verify_is_refused(
         load_backend(settings)
 
 
+@pytest.mark.parametrize(("num_kv_blocks", "longest"), [(0, 512), (1000, 512), (4, 4 * 16 - 1 - 8)])
+def test_a_sequence_may_not_outgrow_the_kv_cache(
+    num_kv_blocks: int, longest: int, tmp_path: Path
+) -> None:
+    """The package would never schedule it; the limit is published as the context length."""
+    settings = VerifySettings(engine="tensorrt-llm", num_kv_blocks=num_kv_blocks)
+    info = read_info(write_target(tmp_path))
+
+    limits = engine_limits(settings, info, can_separate_tenants=True)
+
+    assert limits.context_length == longest
+
+
+def test_a_kv_cache_without_room_for_a_chain_is_refused(tmp_path: Path) -> None:
+    settings = VerifySettings(engine="tensorrt-llm", num_kv_blocks=1, block_size=8)
+
+    with pytest.raises(ConfigurationError, match="setting num_kv_blocks: 8 tokens hold no"):
+        engine_limits(settings, read_info(write_target(tmp_path)), can_separate_tenants=True)
+
+
 def test_only_the_plugin_needs_the_package() -> None:
-    """Everything else, the server included, imports without ``tensorrt_llm``."""
+    """
+    Everything else, the server included, imports without ``tensorrt_llm``, and without what comes
+    with the extra `verify`: NVIDIA's image has releases of its own of some, and none of others.
+    """
     folder = ROOT / "verify_service" / "engines" / "tensorrt_llm"
     names = sorted(path.stem for path in folder.glob("*.py") if path.stem != "worker_plugin")
     prefix = "verify_service.engines.tensorrt_llm"
-    script = "import importlib, sys\nsys.modules['tensorrt_llm'] = None\n" + "".join(
-        f"importlib.import_module({f'{prefix}.{name}'!r})\n" for name in names
+    absent = ("tensorrt_llm", "transformers", "numba", "llguidance", "gguf", "tokenizers")
+    script = "import importlib, sys\n" + "".join(
+        [
+            *(f"sys.modules[{name!r}] = None\n" for name in absent),
+            *(f"importlib.import_module({f'{prefix}.{name}'!r})\n" for name in names),
+        ]
     )
     command = [sys.executable, "-c", script + "import verify_service.server\n"]
 

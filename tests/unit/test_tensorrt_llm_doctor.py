@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.doubles.fake_tensorrt_llm.modules import install
 from tests.doubles.tensorrt_verifier import LOGITS, write_target
 from verify_service import doctor
 from verify_service.engines.tensorrt_llm import examination
 from verify_service.findings import Finding, Level
+from verify_service.targets import device_choice
 
 
 @pytest.fixture
@@ -72,6 +75,33 @@ def test_wrong_flags_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> No
 
     assert caught.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_there_is_wrong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code = doctor.run(["--model", str(write_target(tmp_path)), "--device", "cuda"])
+
+    assert code == 1
+    assert "wrong    device: setting device: torch finds no CUDA device" in capsys.readouterr().out
+
+
+def test_a_device_without_the_kernels_compiler_is_a_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(device_choice, "device_named", torch.device)
+    known = find_spec
+    monkeypatch.setattr(
+        "verify_service.doctor.find_spec", lambda name: None if name == "triton" else known(name)
+    )
+
+    code = doctor.run(["--model", str(write_target(tmp_path)), "--device", "cuda:0"])
+
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert "ok       device: cuda:0" in printed
+    assert "warning  kernel: triton is not installed" in printed
 
 
 def test_the_step_engine_is_examined_too(

@@ -73,7 +73,10 @@ class CudaGraphs:
                 run()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._first.pool() if self._first else None):
+        pool = self._first.pool() if self._first else None
+        # A capture that fails leaves its own stream as the current one; this puts ours back.
+        ours = torch.cuda.stream(torch.cuda.current_stream(self._device))
+        with ours, torch.cuda.graph(graph, pool=pool):
             output = run()
         self._first = self._first or graph
         return CudaGraph(graph, output)

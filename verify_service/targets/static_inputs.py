@@ -52,19 +52,24 @@ class StaticInputs:
 
     def views(self, layout: InputLayout) -> StepInputs:
         """Return where a graph of this layout reads."""
-        part = {name: self._device[where] for name, where in layout.slices().items()}
-        return StepInputs(
-            token_ids=part["token_ids"],
-            slots=part["slots"],
-            logit_rows=part["logit_rows"],
-            kernel=KernelInputs(
-                positions=part["positions"],
-                ancestors=part["ancestors"],
-                tile_span=part["tile_span"],
-                tile_first=part["tile_first"],
-                tile_rows=part["tile_rows"],
-                span_context=part["span_context"],
-                span_first_row=part["span_first_row"],
-                block_tables=part["block_tables"].view(layout.max_spans, layout.max_blocks),
-            ),
-        )
+        return views_of(self._device, layout)
+
+
+def views_of(integers: torch.Tensor, layout: InputLayout) -> StepInputs:
+    """Return the parts of packed integers  # integers: [layout.size or more]."""
+    part = {name: integers[where] for name, where in layout.slices().items()}
+    return StepInputs(
+        token_ids=part["token_ids"],
+        slots=part["slots"],
+        logit_rows=part["logit_rows"],
+        kernel=KernelInputs(
+            positions=part["positions"],
+            ancestors=part["ancestors"],
+            tile_span=part["tile_span"],
+            tile_first=part["tile_first"],
+            tile_rows=part["tile_rows"],
+            span_context=part["span_context"],
+            span_first_row=part["span_first_row"],
+            block_tables=part["block_tables"].view(layout.max_spans, layout.max_blocks),
+        ),
+    )

@@ -5,7 +5,7 @@ A row sees its context and the rows whose bits are set in its ancestor word. Siz
 contexts are data, so that a captured graph serves every batch that fits it. ``attend_reference``
 says the same in plain torch; the tests compare both, the kernel in Triton's interpreter.
 
-Run so far: in the interpreter, on a CPU. Not on a GPU.
+Run so far: in the interpreter, on a CPU; compiled for sm_90. Not on a GPU.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import torch
 
 from verify_service.targets.row_buckets import TILE_ROWS
 
-KEYS_PER_STEP = 64
 HEAD_DIMS = (16, 32, 64, 128, 256)
 """What the kernel is built for: powers of two that matrix units take."""
 NUM_WARPS = 8
 """With 4 the compiler spills registers for 64 queries of 128 dimensions."""
 MIN_DOT_ROWS = 16
+MAX_TILE_ELEMENTS = 256 * 128
+"""Queries of a tile times their dimensions: beyond it a tile outgrows a processor's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,21 @@ class KernelTraits:
     @property
     def is_served(self) -> bool:
         """Whether the kernel can be built for these sizes."""
-        return self.head_dim in HEAD_DIMS and self.num_heads % self.num_kv_heads == 0
+        is_even = self.num_heads % self.num_kv_heads == 0
+        fits = self.tile_queries * self.head_dim <= MAX_TILE_ELEMENTS
+        return self.head_dim in HEAD_DIMS and is_even and fits
 
     @property
     def tile_queries(self) -> int:
         """Queries of one tile and key head, a power of two."""
         wanted = max(TILE_ROWS * self.group, MIN_DOT_ROWS)
         return 1 << (wanted - 1).bit_length()
+
+    @property
+    def keys_per_step(self) -> int:
+        """Keys looked at together; with 64 of them large tiles spill and compile for minutes."""
+        is_large = self.head_dim > 128 or self.tile_queries * self.head_dim > 128 * 128
+        return 32 if is_large else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +128,13 @@ def attend(
         inputs.span_context, inputs.span_first_row, inputs.block_tables,
         partials.outputs, partials.maxima, partials.sums,
         traits.scaling, traits.softcap, inputs.block_tables.stride(0),
-        BLOCK_SIZE=traits.block_size, KEYS=KEYS_PER_STEP, WINDOW=traits.window,
+        BLOCK_SIZE=traits.block_size, KEYS=traits.keys_per_step, WINDOW=traits.window,
         HAS_SOFTCAP=traits.softcap > 0.0, num_warps=NUM_WARPS, **sizes,
     )  # fmt: skip
     merge_kernel[(num_tiles, num_kv_heads)](
         partials.outputs, partials.maxima, partials.sums,
         inputs.tile_span, inputs.tile_first, inputs.tile_rows, inputs.span_first_row,
-        out, **sizes,
+        out, num_warps=NUM_WARPS, **sizes,
     )  # fmt: skip
 
 

@@ -20,6 +20,11 @@ from verify_service.targets.target import CONTEXT, FlatBatch, RowSpan
 Integers = npt.NDArray[np.int64]
 
 
+ALIGNMENT = 16
+"""Integers. Triton compiles a kernel anew for every pattern of addresses that are multiples of 16
+bytes or not, so all parts start at one; 128 bytes are also what the chip reads at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class InputLayout:
     """Where each part lies within the packed integers."""
@@ -46,8 +51,7 @@ class InputLayout:
 
     def used(self, num_spans: int) -> int:
         """Return how many integers, from the first on, a batch of ``num_spans`` spans fills."""
-        unused = (self.max_spans - num_spans) * self.max_blocks
-        return sum(length for _, length in self.parts()) - unused
+        return int(self.slices()["block_tables"].start) + num_spans * self.max_blocks
 
     def fits(self, batch: FlatBatch, block_size: int) -> bool:
         """Return whether there is room for the spans of a batch and for their block tables."""
@@ -62,7 +66,7 @@ class InputLayout:
         start = 0
         for name, length in self.parts():
             found[name] = slice(start, start + length)
-            start += length
+            start += -(-length // ALIGNMENT) * ALIGNMENT
         return found
 
 

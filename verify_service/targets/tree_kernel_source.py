@@ -24,7 +24,8 @@ def sight_of(  # type: ignore[no-untyped-def]  # as above
 ):
     """Return which keys the queries see: context, ancestors, themselves  # [QUERIES, KEYS]."""
     is_context = key < context
-    draft = tl.where(is_context, 0, key - context)
+    # Keys behind the last one are no rows: shifting by 64 or more would be undefined.
+    draft = tl.where(is_key & (key >= context), key - context, 0)
     is_seen = is_context[None, :] | (((seen_drafts[:, None] >> draft[None, :]) & 1) == 1)
     is_seen = is_seen & is_key[None, :]
     if WINDOW > 0:

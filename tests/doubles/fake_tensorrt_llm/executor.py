@@ -71,6 +71,18 @@ class FakeExecutor:
         """Whether a step would do anything."""
         return bool(self._waiting or self._active)
 
+    def rehearse(self) -> None:
+        """
+        Do what the package does in the middle of its start, to learn how much memory is left.
+
+        It runs a step, shuts executor and managers down, and goes on with the same managers.
+        """
+        batch = self._make_batch([], self._dummies(), [])
+        self.resource_manager.prepare_resources(batch)
+        self.drafter.prepare_draft_tokens(batch, self.resource_manager)
+        self.resource_manager.update_resources(batch)
+        self.resource_manager.shutdown()
+
     def submit(self, request: LlmRequest) -> None:
         """Queue a request."""
         self._waiting.append(request)

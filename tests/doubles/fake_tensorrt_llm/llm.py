@@ -18,12 +18,6 @@ from tests.doubles.fake_tensorrt_llm.executor import (
 from tests.doubles.fake_tensorrt_llm.requests import LlmRequest, MakeBatch
 from verify_service.targets.table import LogitsFunction
 
-LLM_ARGUMENTS = {
-    "model", "tokenizer", "skip_tokenizer_init", "tensor_parallel_size", "dtype",
-    "speculative_config", "kv_cache_config", "cuda_graph_config", "max_batch_size",
-    "max_num_tokens", "max_seq_len", "max_beam_width", "disable_overlap_scheduler",
-    "enable_chunked_prefill", "attn_backend", "stream_interval", "backend",
-}  # fmt: skip
 BLOCK_TOKENS = 32
 
 
@@ -39,6 +33,28 @@ class World:
     executors: list[FakeExecutor] = field(default_factory=list)
     submitted: list[dict[str, Any]] = field(default_factory=list)
     is_hung: bool = False
+
+
+class TorchLlmArgs:
+    """The arguments that ``LLM`` takes; it forbids any other."""
+
+    model: str
+    tokenizer: object
+    skip_tokenizer_init: bool
+    tensor_parallel_size: int
+    dtype: str
+    speculative_config: object
+    kv_cache_config: object
+    cuda_graph_config: object
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int
+    max_beam_width: int
+    disable_overlap_scheduler: bool
+    enable_chunked_prefill: bool
+    attn_backend: str
+    stream_interval: int
+    backend: str
 
 
 @dataclass
@@ -64,6 +80,11 @@ class SamplingParams:
     @property
     def _greedy_decoding(self) -> bool:
         return not self.use_beam_search and self.top_k in (None, 1) and self.top_p in (None, 0.0)
+
+    def _get_sampling_config(self) -> None:
+        """Check what the executor checks."""
+        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
+            raise RuntimeError("Assertion failed: topP.value() > 0.f")
 
 
 @dataclass
@@ -159,7 +180,7 @@ class LLM:
     world: World
 
     def __init__(self, model: str, **kwargs: Any) -> None:
-        unknown = set(kwargs) - LLM_ARGUMENTS
+        unknown = set(kwargs) - set(TorchLlmArgs.__annotations__)
         if unknown:
             raise ValueError(f"Extra inputs are not permitted: {sorted(unknown)}")
         self.world.arguments = {"model": model, **kwargs}
@@ -174,6 +195,7 @@ class LLM:
             max_batch_size=kwargs["max_batch_size"],
             max_kv_tokens=self.world.max_kv_tokens,
         )
+        self._executor.rehearse()
         self._executor.on_step = self._respond
         self.world.executors.append(self._executor)
         self._ids = itertools.count(2048, 7)
@@ -201,6 +223,7 @@ class LLM:
         self.world.submitted.append({"params": params, "salt": cache_salt, **inputs})
         if not streaming or params.end_id is None:
             raise ValueError("streaming and end_id are needed here")
+        params._get_sampling_config()
         handle = RequestOutput(next(self._ids), self)
         handle.cached_tokens = self._reuse(list(inputs["prompt_token_ids"]), cache_salt)
         choice = SamplingChoice(

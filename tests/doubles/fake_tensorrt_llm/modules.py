@@ -41,10 +41,12 @@ def install(patch: pytest.MonkeyPatch, family: str, logits_of: LogitsFunction) -
         },
         "tensorrt_llm.llmapi": {
             "RequestOutput": llm.RequestOutput,
+            "CompletionOutput": llm.CompletionOutput,
             "UserProvidedDecodingConfig": llm.UserProvidedDecodingConfig,
             "KvCacheConfig": llm.KvCacheConfig,
             "CudaGraphConfig": llm.CudaGraphConfig,
         },
+        "tensorrt_llm.llmapi.llm_args": {"TorchLlmArgs": llm.TorchLlmArgs},
         TORCH: {},
         f"{TORCH}.speculative": {},
         f"{TORCH}.speculative.drafter": {"Drafter": DRAFTERS[family]},

@@ -33,7 +33,7 @@ class ChainDrafter:
         wait_seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._mailbox = mailbox
+        self.mailbox = mailbox
         self._vocab_size = vocab_size
         self._wait_seconds = wait_seconds
         self._clock = clock
@@ -44,7 +44,7 @@ class ChainDrafter:
         try:
             self._place(batch)
         except Exception:
-            self._mailbox.counts["error"] += 1
+            self.mailbox.counts["error"] += 1
 
     def _place(self, batch: ScheduledBatch) -> None:
         requests = [request for request in batch.generation_requests if not is_dummy(request)]
@@ -56,25 +56,25 @@ class ChainDrafter:
         until = self._clock() + self._wait_seconds
         for request in (*requests[first:], *requests[:first]):
             if self._clock() > until + WORK_SECONDS:
-                self._mailbox.counts["deadline"] += 1
+                self.mailbox.counts["deadline"] += 1
                 continue
             try:
                 request.py_draft_tokens = self._chain(request, until)
             except Exception:
-                self._mailbox.counts["error"] += 1
+                self.mailbox.counts["error"] += 1
 
     def _chain(self, request: ScheduledRequest, until: float) -> list[int]:
         if request.py_client_id is None or _is_disabled(request):
             return []
         length = request.get_num_tokens(0)
         room = request.py_orig_prompt_len + request.py_max_new_tokens - 1 - length
-        drafts = self._mailbox.request(request.py_client_id)
+        drafts = self.mailbox.request(request.py_client_id)
         if not drafts.lock.acquire(timeout=LOCK_SECONDS):
-            self._mailbox.counts["busy"] += 1
+            self.mailbox.counts["busy"] += 1
             return []
         try:
             _catch_up(request, drafts, length)
-            limit = min(self._mailbox.max_draft_tokens, drafts.max_draft_tokens, room)
+            limit = min(self.mailbox.max_draft_tokens, drafts.max_draft_tokens, room)
             chain = self._usable(drafts.path(limit), limit)
         finally:
             drafts.lock.release()
@@ -83,13 +83,13 @@ class ChainDrafter:
         drafts.had_chain = bool(chain)
         drafts.num_placed = len(chain)
         if chain:
-            self._mailbox.send(Placed(request.py_client_id, length, len(chain)))
+            self.mailbox.send(Placed(request.py_client_id, length, len(chain)))
         return chain
 
     def _late_chain(self, drafts: RequestDrafts, limit: int, until: float) -> list[int]:
         """Wait for a drafter that kept up so far; all requests of a step share one deadline."""
         while (left := until - self._clock()) > 0 and drafts.is_empty:
-            self._mailbox.wait_for_fact(left)
+            self.mailbox.wait_for_fact(left)
         if not drafts.lock.acquire(timeout=LOCK_SECONDS):
             return []
         try:
@@ -99,12 +99,12 @@ class ChainDrafter:
 
     def _usable(self, chain: list[int], limit: int) -> list[int]:
         if limit <= 0:
-            self._mailbox.counts["at_limit"] += 1
+            self.mailbox.counts["at_limit"] += 1
             return []
         if not chain:
-            self._mailbox.counts["empty"] += 1
+            self.mailbox.counts["empty"] += 1
         if not all(0 <= token_id < self._vocab_size for token_id in chain):
-            self._mailbox.counts["out_of_vocabulary"] += 1
+            self.mailbox.counts["out_of_vocabulary"] += 1
             return []
         return chain[:limit]
 

@@ -28,7 +28,7 @@ class CommitReporter:
     """Reports committed tokens; no exception leaves it, for the executor would die of one."""
 
     def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
+        self.mailbox = mailbox
 
     def update(self, batch: ScheduledBatch) -> None:
         """Report what a step added to the requests of a batch."""
@@ -37,7 +37,7 @@ class CommitReporter:
                 if not is_dummy(request):
                     self._report(request)
         except Exception:
-            self._mailbox.counts["error"] += 1
+            self.mailbox.counts["error"] += 1
 
     def free(self, request: ScheduledRequest) -> None:
         """Report the rest of a request and that it was closed."""
@@ -45,20 +45,20 @@ class CommitReporter:
             if request.py_client_id is None or is_dummy(request):
                 return
             self._report(request)
-            drafts = self._mailbox.request(request.py_client_id)
+            drafts = self.mailbox.request(request.py_client_id)
             with self._held(drafts) as is_held:
                 if is_held:
                     drafts.clear()
                 drafts.is_closed = True
-            self._mailbox.send(Closed(request.py_client_id))
+            self.mailbox.send(Closed(request.py_client_id))
         except Exception:
-            self._mailbox.counts["error"] += 1
+            self.mailbox.counts["error"] += 1
 
     def _report(self, request: ScheduledRequest) -> None:
         if request.py_client_id is None:
             return
         length = request.get_num_tokens(0)
-        drafts = self._mailbox.request(request.py_client_id)
+        drafts = self.mailbox.request(request.py_client_id)
         with self._held(drafts) as is_held:
             if not is_held:
                 return  # the output stream tells what is missed here
@@ -70,14 +70,14 @@ class CommitReporter:
             drafts.commit(known, token_ids)
             drafts.num_placed = 0
             drafts.is_closed = False
-        self._mailbox.send(Committed(request.py_client_id, known, num_accepted, tuple(token_ids)))
+        self.mailbox.send(Committed(request.py_client_id, known, num_accepted, tuple(token_ids)))
 
     @contextmanager
     def _held(self, drafts: RequestDrafts) -> Iterator[bool]:
         """Hold a request's lock unless it takes too long; the executor's step waits meanwhile."""
         is_held = drafts.lock.acquire(timeout=LOCK_SECONDS)
         if not is_held:
-            self._mailbox.counts["busy"] += 1
+            self.mailbox.counts["busy"] += 1
         try:
             yield is_held
         finally:

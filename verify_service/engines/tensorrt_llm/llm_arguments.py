@@ -72,11 +72,13 @@ def sampling_arguments(
     Return the arguments of the package's ``SamplingParams``.
 
     Temperature alone does not make it sample: unset or zero top-k and top-p mean greedy whatever
-    the temperature, and the other way round. So all three are always given. The seed is not: the
-    sampler has one generator for all requests and does not read it.
+    the temperature, and the other way round. So all three are always given. Greedy is top-k 1
+    without a top-p: the executor refuses a top-p of 0, and samplers differ in which of two cuts
+    they look at first. The seed is not given: the sampler has one generator for all requests and
+    does not read it.
     """
     choice: dict[str, object] = (
-        {"temperature": 1.0, "top_k": 1, "top_p": 0.0}
+        {"temperature": 1.0, "top_k": 1, "top_p": None}
         if params.is_greedy
         else {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
     )

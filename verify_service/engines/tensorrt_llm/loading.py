@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -37,6 +38,7 @@ def load_backend(settings: VerifySettings) -> tuple[TensorRtEngine, SamplingPara
     check_contract(installed.version)
     info = read_info(folder)
     limits = engine_limits(settings, info, can_separate_tenants=installed.takes_cache_salt)
+    info = replace(info, context_length=limits.context_length)
     defaults, dropped = admission.servable_defaults(generation_defaults(folder))
     if dropped:
         log.warning("model_defaults_not_supported", names=dropped)
@@ -95,7 +97,8 @@ def engine_limits(
     """
     Return the engine's sizes; raises ``ConfigurationError`` for a chain that is too long.
 
-    Prefix caching is off where the package cannot keep tenants' prefixes apart.
+    Prefix caching is off where the package cannot keep tenants' prefixes apart. A sequence may not
+    grow past what the KV cache holds, a chain behind it included: the package would never run it.
     """
     is_chosen = "max_draft_tokens" in settings.model_fields_set
     num_drafts = settings.max_draft_tokens if is_chosen else ADVISED_DRAFT_TOKENS
@@ -104,12 +107,19 @@ def engine_limits(
             f"setting max_draft_tokens: {num_drafts} with the tensorrt-llm engine; "
             f"1 to {MOST_DRAFT_TOKENS}, at most {ADVISED_DRAFT_TOKENS} advised"
         )
+    max_kv_tokens = settings.num_kv_blocks * settings.block_size
+    longest = max_kv_tokens - 1 - num_drafts if max_kv_tokens else info.context_length
+    if longest < 1:
+        raise ConfigurationError(
+            f"setting num_kv_blocks: {max_kv_tokens} tokens hold no sequence with a chain of "
+            f"{num_drafts} behind it; set more, or 0 for all that fits"
+        )
     return EngineLimits(
         max_running=settings.max_running,
         max_draft_tokens=num_drafts,
-        context_length=info.context_length,
+        context_length=min(info.context_length, longest),
         prefix_caching=settings.prefix_caching and can_separate_tenants,
-        max_kv_tokens=settings.num_kv_blocks * settings.block_size,
+        max_kv_tokens=max_kv_tokens,
     )
 
 

@@ -64,11 +64,12 @@ def load_package() -> Package:
             f"setting engine: tensorrt_llm cannot be imported ({error}); "
             f"run the verifier in {IMAGE} on a machine with an NVIDIA GPU"
         ) from error
-    accepted, takes_any = accepted_parameters(module.LLM.generate_async)
+    accepted, _ = accepted_parameters(module.LLM.generate_async)
     return Package(
         version=str(module.__version__),
         sampling_params=module.SamplingParams,
-        takes_cache_salt="cache_salt" in accepted or takes_any,
+        # One that takes anything may drop it unread, and tenants would share prefixes.
+        takes_cache_salt="cache_salt" in accepted,
     )
 
 
@@ -94,6 +95,8 @@ def behaviour_differences() -> list[Difference]:
         arguments = sampling_arguments(params, max_tokens=1, stop_token_ids=frozenset())
         try:
             sampling = module.SamplingParams(**arguments)
+            # What the executor itself refuses shows only here.
+            getattr(sampling, "_get_sampling_config", _nothing)()
         except Exception as error:
             found.append(Difference("SamplingParams", f"refuses our arguments ({error})"))
             continue
@@ -101,6 +104,10 @@ def behaviour_differences() -> list[Difference]:
             what = f"is not {greedy} at temperature {params.temperature:g}"
             found.append(Difference("SamplingParams._greedy_decoding", what))
     return found
+
+
+def _nothing() -> None:
+    """Stand in for a member that a release lacks."""
 
 
 def require_one_rank() -> None:

@@ -2,7 +2,11 @@
 What is handed to the package: a drafter and a resource manager that run in its worker process.
 
 They are pickled on their way there, so they hold plain data only; sockets and threads open on first
-use. Imported lazily: this module needs ``tensorrt_llm``. It has not run against the real package.
+use. They have two lives: in the middle of its start, to learn how much memory is left, the package
+runs an executor, shuts it and its managers down and starts another with the same objects. So the
+link is asked for at every call, and opened again once it was closed.
+
+Imported lazily: this module needs ``tensorrt_llm``. It has not run against the real package.
 """
 
 from __future__ import annotations
@@ -57,21 +61,20 @@ class MailboxDrafter(Drafter):  # type: ignore[misc]  # the package has no types
         """Set ``py_draft_tokens`` of every request that decodes; never raises."""
         del resource_manager
         try:
-            if self._chains is None:
-                self._chains = self._open()
-            self._chains.place(scheduled_requests)
+            self._placing().place(scheduled_requests)
         except Exception:  # the executor would die of it
             with contextlib.suppress(Exception):
                 for request in scheduled_requests.generation_requests:
                     request.py_draft_tokens = []
 
-    def _open(self) -> ChainDrafter:
+    def _placing(self) -> ChainDrafter:
         place = self._place
-        return ChainDrafter(
-            link_at(place.address, place.max_draft_tokens).mailbox,
-            vocab_size=place.vocab_size,
-            wait_seconds=place.wait_seconds,
-        )
+        mailbox = link_at(place.address, place.max_draft_tokens).mailbox
+        if self._chains is None or self._chains.mailbox is not mailbox:
+            self._chains = ChainDrafter(
+                mailbox, vocab_size=place.vocab_size, wait_seconds=place.wait_seconds
+            )
+        return self._chains
 
 
 class MailboxResourceManager(BaseResourceManager):  # type: ignore[misc]  # no types here either
@@ -114,11 +117,12 @@ class MailboxResourceManager(BaseResourceManager):  # type: ignore[misc]  # no t
             self._reports().free(request)
 
     def shutdown(self) -> None:
-        """Close the link to the verifier."""
+        """Close the link to the verifier; the next call opens it again."""
         close_link(self._place.address)
 
     def _reports(self) -> CommitReporter:
-        if self._reporter is None:
-            place = self._place
-            self._reporter = CommitReporter(link_at(place.address, place.max_draft_tokens).mailbox)
+        place = self._place
+        mailbox = link_at(place.address, place.max_draft_tokens).mailbox
+        if self._reporter is None or self._reporter.mailbox is not mailbox:
+            self._reporter = CommitReporter(mailbox)
         return self._reporter
