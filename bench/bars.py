@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
@@ -71,10 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in names:
         say(f"==> {name}")
         try:
-            bars.extend(asyncio.run(_measured(name)))
-        except PacelineError as error:
+            found = asyncio.run(_measured(name))
+        except Exception as error:
+            # The figures of the others stay, whatever this one met.
             broken = True
-            say(f"{name} could not be measured: {error.message}")
+            told = error.message if isinstance(error, PacelineError) else traceback.format_exc()
+            say(f"{name} could not be measured: {told}")
+            continue
+        bars.extend(found)
+        say(_table(found))
     all_met = report(bars)
     return 0 if all_met and not broken else 1
 

@@ -181,6 +181,7 @@ def run(loop: ClosedLoop, phases: Phases = PHASES) -> Trace:
             emitted = sum(bool(step.token_ids) for step in output.steps)
             trace.steps.append((clock(), tokens, emitted))
         begun += seconds
+        say(f"{num_streams} streams for {seconds:g} s: {len(trace.steps)} steps so far")
     return trace
 
 

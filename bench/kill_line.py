@@ -17,13 +17,15 @@ from paceline.async_client import AsyncClient
 from paceline.cli.address import bindable_address
 from paceline.cli.health import wait_until_serving
 from paceline.cli.service_process import ServiceProcess, ServiceSpec
-from paceline.errors import PacelineError
+from paceline.errors import EngineFailed, PacelineError
 from paceline.events import Delta
 
 POOL: Final = "ngram"
 START_SECONDS: Final = 120.0
 STREAM_SECONDS: Final = 300.0
 MAX_TOKENS: Final = 120
+FAILURE_PAUSE_SECONDS: Final = 0.2
+"""Or a line that is gone would be asked thousands of times a second."""
 
 PROMPT: Final = """class Basket:
     def __init__(self, items):
@@ -48,10 +50,23 @@ async def started(name: str, module: str, folder: Path, *arguments: str) -> Serv
 
 
 async def restarted(process: ServiceProcess) -> None:
-    """Start a process, or start it again at its address, and wait until it serves."""
+    """
+    Start a process, or start it again at its address, and wait until it serves.
+
+    Raises ``EngineFailed`` as soon as it ends instead, and if it takes ``START_SECONDS``.
+    """
     await process.start()
-    async with asyncio.timeout(START_SECONDS):
-        await wait_until_serving(process.spec.address)
+    serving = asyncio.create_task(wait_until_serving(process.spec.address))
+    ended = asyncio.create_task(process.wait())
+    await asyncio.wait((serving, ended), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    is_serving, has_ended = serving.done(), ended.done()
+    for task in (serving, ended):
+        task.cancel()
+    await asyncio.gather(serving, ended, return_exceptions=True)
+    if has_ended:
+        raise EngineFailed(process.obituary())
+    if not is_serving:
+        raise EngineFailed(f"{process.spec.name} does not serve after {START_SECONDS:g} s")
 
 
 async def kill(process: ServiceProcess) -> float:
@@ -147,6 +162,7 @@ class Stream:
                 token_ids = await self.once(client, drafts=True)
             except PacelineError as error:
                 self.failures.append(error.message)
+                await asyncio.sleep(FAILURE_PAUSE_SECONDS)
                 continue
             self.num_changed += token_ids != self.expected
 

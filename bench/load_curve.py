@@ -178,6 +178,9 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, help="also draw the curve")
     parser.add_argument("--json", type=Path, help="also write the ratios")
     chosen = parser.parse_args()
+    for path in filter(None, (chosen.svg, chosen.json)):
+        if not path.parent.is_dir():
+            parser.error(f"{path}: there is no such folder")
     configure_logging("bench", "warning")
     hardware = roofline(chosen.model, chosen.gpu)
     points: list[Point] = []

@@ -20,6 +20,7 @@ from draft_service.session_traces import SessionTraces
 from draft_service.sessions import SessionTable
 from paceline.errors import EngineFailed, InvalidRequest, PacelineError, Unavailable
 from paceline.status import rich_status
+from paceline.trace_context import received_context
 from paceline.tracing import Tracer
 from paceline.unreadable import readable
 from paceline.v1.draft_service_pb2 import (
@@ -155,7 +156,8 @@ async def _read(
 
 def _apply(request: DraftRequest, link: DraftLink, traces: SessionTraces) -> None:
     for opened in request.opens:
-        traces.opened(opened.session_id, opened.client_request_id, opened.traceparent)
+        trace = received_context(opened.traceparent, opened.tracestate)
+        traces.opened(opened.session_id, opened.client_request_id, trace)
         link.open(opened.session_id, spec_from_proto(opened), limits_from_proto(opened))
     for commit in request.commits:
         traces.committed(commit.session_id)

@@ -15,7 +15,8 @@ import structlog
 
 from draft_service.drafter import Draft
 from paceline.timeline import Timeline
-from paceline.tracing import Attribute, Span, SpanKind, Tracer, log_fields, valid_traceparent
+from paceline.trace_context import TraceContext, log_fields
+from paceline.tracing import Attribute, Span, SpanKind, Tracer
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -28,7 +29,7 @@ _NODES, _MICROSECONDS = range(2)
 @dataclass(slots=True)
 class _Open:
     request_id: str
-    traceparent: str
+    trace: TraceContext
     opened_ns: int
     span: Span | None
     changed_ns: int
@@ -45,23 +46,22 @@ class SessionTraces:
         self._max_sessions = max_sessions
         self._sessions: dict[int, _Open] = {}
 
-    def opened(self, session_id: int, request_id: str, traceparent: str) -> None:
+    def opened(self, session_id: int, request_id: str, trace: TraceContext) -> None:
         """Take note of a session, or that it was opened anew."""
         self.closed(session_id)
         if len(self._sessions) >= self._max_sessions:
             return
-        request_id, parent = request_id[:MAX_ID_CHARACTERS], valid_traceparent(traceparent)
-        span, now = None, time.time_ns()
+        request_id, span, now = request_id[:MAX_ID_CHARACTERS], None, time.time_ns()
         # Only a session of a traced request has a span: by itself it would tell nobody anything.
-        if self._tracer is not None and parent:
+        if self._tracer is not None and trace.traceparent:
             started = self._tracer.start(
                 "paceline.v1.DraftService/Draft",
-                parent=parent,
+                parent=trace,
                 kind=SpanKind.SERVER,
                 attributes={"paceline.request_id": request_id},
             )
             span = started if started.is_recording else None
-        self._sessions[session_id] = _Open(request_id, parent, now, span, now)
+        self._sessions[session_id] = _Open(request_id, trace, now, span, now)
 
     def committed(self, session_id: int) -> None:
         """Take note that a proposal is due."""
@@ -92,7 +92,7 @@ class SessionTraces:
             stream_id=self._stream_id,
             session_id=session_id,
             total_ms=round((time.time_ns() - session.opened_ns) / 1e6, 1),
-            **log_fields(session.request_id, session.traceparent),
+            **log_fields(session.request_id, session.trace),
         )
         if session.span is not None:
             _end(session.span, session.proposals)

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Final
 
-from paceline.tracing import TRACEPARENT
+from paceline.trace_context import TRACEPARENT, TraceContext
 
 REQUEST_ID_TRAILER: Final = "paceline-request-id"
 """Trailer that tells every caller its request id."""
@@ -27,7 +27,7 @@ def request_id_of(chosen: str, metadata: Iterable[tuple[str, str | bytes]] | Non
     return uuid.uuid4().hex
 
 
-def identity_trailers(request_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:
+def identity_trailers(request_id: str, trace: TraceContext) -> tuple[tuple[str, str], ...]:
     """Return the trailers that tell a caller how its call is named here."""
-    traced = ((TRACEPARENT, traceparent),) if traceparent else ()
+    traced = ((TRACEPARENT, trace.traceparent),) if trace.traceparent else ()
     return ((REQUEST_ID_TRAILER, request_id), *traced)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.relay import Relay
+from paceline.trace_context import TraceContext
 from paceline.tracing import Attribute, Span, SpanKind, Tracer
 
 FAULTS: Final = frozenset({"INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "UNKNOWN", "DATA_LOSS"})
@@ -37,7 +38,7 @@ class CallSpan:
             self.span.event("first_token", {}, first_ns)
 
 
-def start_call_span(tracer: Tracer, rpc: str, request_id: str, parent: str) -> CallSpan:
+def start_call_span(tracer: Tracer, rpc: str, request_id: str, parent: TraceContext) -> CallSpan:
     """Start the span of a call, under the caller's if it sent a trace context."""
     started_ns = time.time_ns()
     span = tracer.start(

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
+from paceline.trace_context import NO_TRACE, TraceContext
+
 
 class FinishReason(IntEnum):
     """Why generation ended; numbers as on the wire."""
@@ -193,7 +195,7 @@ class SequenceRequest:
     num_logprobs: int | None = None
     structured_output: StructuredOutput | None = None
     client_request_id: str = ""
-    traceparent: str = ""
+    trace: TraceContext = NO_TRACE
     deadline: float | None = None
     """On the event loop's clock; None: none."""
     drafting: DraftingChoice = field(default_factory=DraftingChoice)
@@ -242,6 +244,17 @@ class Capabilities:
     structured_output: bool = False
     seeded_invariance: bool = True
     """The same seed gives the same ids whatever is drafted or batched."""
+
+    def cover(self, promised: Capabilities) -> bool:
+        """Return whether a request that was accepted on what ``promised`` says can run here."""
+        return (
+            self.verification_rules >= promised.verification_rules
+            and self.max_logprobs >= promised.max_logprobs
+            and self.penalties >= promised.penalties
+            and self.logit_bias >= promised.logit_bias
+            and self.structured_output >= promised.structured_output
+            and self.seeded_invariance >= promised.seeded_invariance
+        )
 
 
 @dataclass(frozen=True, slots=True)

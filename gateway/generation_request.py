@@ -12,6 +12,7 @@ from gateway.generation import (
     StatisticsLevel,
     StructuredOutput,
 )
+from paceline.trace_context import NO_TRACE, TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class GenerationRequest:
     session_id: str = ""
     cache_salt: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    traceparent: str = ""
+    trace: TraceContext = NO_TRACE
     tenant: str = ""
 
     def as_one_piece(self) -> GenerationRequest:

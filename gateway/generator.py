@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 
 from gateway.admission import Admission, Room
+from gateway.affinity import affinity_of
 from gateway.counters import Counters
 from gateway.drafting_controller import DraftingController
 from gateway.failover_budget import FailoverBudget
@@ -90,7 +91,7 @@ class Generator:
         options = RelayOptions(
             request_id=request.request_id,
             model=info.model,
-            session_id=request.session_id,
+            affinity=affinity_of(request.session_id, prepared.sequences[0]),
             sampling=prepared.sampling,
             prompt_tokens=prepared.prompt_tokens,
             statistics=request.statistics,
@@ -99,6 +100,7 @@ class Generator:
             arrived=arrived,
             deadline=deadline,
             admission_seconds=admitted - arrived,
+            promised=info.capabilities,
         )
         return Relay(
             options,

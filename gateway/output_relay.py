@@ -19,6 +19,7 @@ from gateway.output import Ending, Output, Piece
 from gateway.speculation_record import SpeculationRecord
 from gateway.verifier_link import VerifierLink
 from paceline.errors import DeadlineExceeded, EngineFailed, PacelineError, Unavailable
+from paceline.trace_context import TraceContext
 from paceline.tracing import Span, SpanKind, Tracer
 
 VERIFIER_LOST = "VERIFIER_LOST"
@@ -119,7 +120,7 @@ class OutputRelay:
             self._request,
             emitted_token_ids=emitted,
             drafting=choice,
-            traceparent=self._start_span(link),
+            trace=self._start_span(link),
         )
         self._number = link.open(request, self)
 
@@ -174,13 +175,13 @@ class OutputRelay:
             self._span = None
         return link
 
-    def _start_span(self, link: VerifierLink) -> str:
+    def _start_span(self, link: VerifierLink) -> TraceContext:
         """Start the span of a stay at a verifier and return the context for the verifier's own."""
         if self._tracer is None:
-            return self._request.traceparent
+            return self._request.trace
         self._span = self._tracer.start(
             "paceline.v1.VerifyService/Attach",
-            parent=self._request.traceparent,
+            parent=self._request.trace,
             kind=SpanKind.CLIENT,
             attributes={
                 "server.address": link.address,
@@ -188,7 +189,7 @@ class OutputRelay:
                 "paceline.failovers": self.num_failovers,
             },
         )
-        return self._span.traceparent
+        return self._span.context
 
     def _note_choice(self, choice: DraftingChoice) -> None:
         if choice.pool:

@@ -75,7 +75,7 @@ async def prepare(
         num_logprobs=_num_logprobs(request, info),
         structured_output=_structured_output(request, info),
         client_request_id=request.request_id,
-        traceparent=request.traceparent,
+        trace=request.trace,
         deadline=deadline,
     )
     own_stops = frozenset() if request.stopping.ignore_eos else info.eos_token_ids
@@ -97,7 +97,9 @@ def _sampling(request: GenerationRequest, info: ModelInfo) -> Sampling:
     if request.sampling.seed is None:
         sampling = replace(sampling, seed=secrets.randbits(64))
     can, remedy = info.capabilities, f"leave it unset for model {info.model}"
-    if request.sampling.seed is not None and sampling.temperature and not can.seeded_invariance:
+    # A resume brings the seed that was echoed, and asks for no more than a continuation.
+    is_fixed = request.sampling.seed is not None and not request.resume_token_ids
+    if is_fixed and sampling.temperature and not can.seeded_invariance:
         raise refusal("sampling.seed", "fixes no output on this verifier's engine", remedy)
     if sampling.verification_rule not in can.verification_rules:
         name = sampling.verification_rule.name

@@ -9,6 +9,7 @@ import grpc.aio
 from gateway.call_identity import identity_trailers
 from paceline.errors import PacelineError
 from paceline.status import rich_status
+from paceline.trace_context import NO_TRACE, TraceContext
 
 if TYPE_CHECKING:
     Context: TypeAlias = grpc.aio.ServicerContext[object, object]
@@ -17,11 +18,11 @@ RETRY_PUSHBACK_TRAILER: Final = "grpc-retry-pushback-ms"
 
 
 async def abort(
-    context: Context, error: PacelineError, request_id: str, traceparent: str = ""
+    context: Context, error: PacelineError, request_id: str, trace: TraceContext = NO_TRACE
 ) -> NoReturn:
     """End the call with the status of an error."""
     status = rich_status(error)
-    identity = identity_trailers(request_id, traceparent)
+    identity = identity_trailers(request_id, trace)
     trailers = [*(status.trailing_metadata or ()), *identity]
     if error.retry_after_seconds is not None:
         milliseconds = max(1, round(1e3 * error.retry_after_seconds))

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.admission import Room
+from gateway.affinity import Affinity
 from gateway.counters import Counters
 from gateway.doorbell import Doorbell
 from gateway.failover_budget import FailoverBudget
-from gateway.generation import FinishReason, Sampling, StatisticsLevel, TokenLogprobs
+from gateway.generation import Capabilities, FinishReason, Sampling, StatisticsLevel, TokenLogprobs
 from gateway.output_relay import OutputRelay
 from gateway.speculation_record import SpeculationRecord
 from gateway.verifier_link import VerifierLink
@@ -81,7 +82,7 @@ class RelayOptions:
 
     request_id: str
     model: str
-    session_id: str
+    affinity: Affinity
     sampling: Sampling
     prompt_tokens: int
     statistics: StatisticsLevel
@@ -91,6 +92,8 @@ class RelayOptions:
     """On the event loop's clock, as is the deadline."""
     deadline: float
     admission_seconds: float
+    promised: Capabilities
+    """What its options were checked against: a verifier that can do less is no choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,13 @@ class Relay:
     def _start(self) -> None:
         for output in self._outputs:
             if not output.is_finished:
-                output.place(self._verifiers.choose(self.options.model, self.options.session_id))
+                output.place(
+                    self._verifiers.choose(
+                        self.options.model,
+                        self.options.affinity,
+                        promised=self.options.promised,
+                    )
+                )
         self._release_if_idle()
 
     def _delta(self, output: OutputRelay, *, is_last: bool) -> Delta | None:
@@ -237,7 +246,11 @@ class Relay:
         options = self.options
         patience = min(self._failover.wait_seconds, options.deadline - self._loop.time())
         link = await self._verifiers.choose_within(
-            patience, options.model, options.session_id, avoid=output.refused_by
+            patience,
+            options.model,
+            options.affinity,
+            avoid=output.refused_by,
+            promised=options.promised,
         )
         self._raise_if_expired()
         if link is None:

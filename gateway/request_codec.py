@@ -30,6 +30,7 @@ from gateway.generation_request import (
     TokenPrompt,
 )
 from gateway.sampling_codec import overrides_from_proto
+from paceline.trace_context import NO_TRACE, TraceContext
 from paceline.v1 import generation_service_pb2 as messages
 
 MAX_REQUEST_ID_CHARACTERS: Final = 128
@@ -49,7 +50,7 @@ CHAT_ROLES: Final = ("system", "user", "assistant")
 
 
 def request_from_proto(
-    message: messages.GenerateRequest, *, traceparent: str = ""
+    message: messages.GenerateRequest, *, trace: TraceContext = NO_TRACE
 ) -> GenerationRequest:
     """Return the request; raises ``InvalidRequest`` naming the first field that cannot be."""
     _check_names(message)
@@ -71,7 +72,7 @@ def request_from_proto(
         session_id=message.session_id,
         cache_salt=message.cache_salt,
         metadata=dict(message.metadata),
-        traceparent=traceparent,
+        trace=trace,
     )
 
 
@@ -221,6 +222,10 @@ def _structured_output(message: messages.GenerateRequest) -> StructuredOutput | 
     field = f"structured_output.{kind}"
     check_at_most(field, len(texts), MAX_CHOICES, "options")
     check_at_most(field, sum(map(len, texts)), MAX_CONSTRAINT_CHARACTERS, "characters")
-    if not texts or not all(texts):
+    if not any(texts):
         raise refusal(field, "is empty", "say what the output has to look like")
+    if not all(texts):
+        raise refusal(field, f"option {texts.index('') + 1} is empty", "leave it out")
+    if kind == "json_schema" and not texts[0].lstrip().startswith("{"):
+        raise refusal(field, "is not a JSON object", 'send one such as {"type": "object"}')
     return StructuredOutput(kind, texts)

@@ -27,7 +27,7 @@ from gateway.response_codec import ResponseBuilder, event_to_proto, model_to_pro
 from gateway.verifier_pool import ServedModel
 from paceline.errors import EngineFailed, InvalidRequest, NotFound, PacelineError
 from paceline.status import status_code
-from paceline.tracing import trace_id_of, traceparent_in
+from paceline.trace_context import NO_TRACE, TraceContext, context_in
 from paceline.unreadable import unreadable_message
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceServicer
@@ -51,7 +51,7 @@ class _Call:
     num_resumed: int = 0
     lease: Lease | None = None
     relay: Relay | None = None
-    traceparent: str = ""
+    trace: TraceContext = NO_TRACE
     """The context of the call's own span, or of the caller's where nothing is traced."""
     span: CallSpan | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class GenerationServicer(GenerationServiceServicer):
     def _decoded(
         self, message: messages.GenerateRequest, context: Context, call: _Call
     ) -> GenerationRequest:
-        decoded = request_from_proto(message, traceparent=call.traceparent)
+        decoded = request_from_proto(message, trace=call.trace)
         wanted = decoded.priority if message.priority else None
         return replace(
             decoded,
@@ -171,17 +171,17 @@ class GenerationServicer(GenerationServiceServicer):
         finally:
             self._end(call, code, error)
         if error is not None:
-            await abort(context, error, call.request_id, call.traceparent)
+            await abort(context, error, call.request_id, call.trace)
 
     def _call(self, rpc: str, request: object, context: Context) -> _Call:
         metadata = tuple(context.invocation_metadata() or ())
         request_id = request_id_of(_chosen_id(request), metadata)
         call = _Call(rpc, request_id, self._deadline(context), CURRENT.get())
-        call.traceparent = traceparent_in(metadata)
+        call.trace = context_in(metadata)
         tracer = self._generator.tracer
         if tracer is not None and rpc in GENERATING:
-            call.span = start_call_span(tracer, rpc, request_id, call.traceparent)
-            call.traceparent = call.span.span.traceparent
+            call.span = start_call_span(tracer, rpc, request_id, call.trace)
+            call.trace = call.span.span.context
         return call
 
     def _deadline(self, context: Context) -> float:
@@ -210,7 +210,7 @@ class GenerationServicer(GenerationServiceServicer):
         log_request(
             rpc=call.rpc,
             request_id=call.request_id,
-            trace_id=trace_id_of(call.traceparent),
+            trace_id=call.trace.trace_id,
             code=code.name,
             cause=_cause(error) if error else "",
             figures=figures,
@@ -242,4 +242,4 @@ def _check_readable(request: object) -> None:
 
 
 def _tell_identity(context: Context, call: _Call) -> None:
-    context.set_trailing_metadata(identity_trailers(call.request_id, call.traceparent))
+    context.set_trailing_metadata(identity_trailers(call.request_id, call.trace))

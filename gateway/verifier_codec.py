@@ -51,7 +51,8 @@ def start_to_proto(number: int, request: SequenceRequest, now: float) -> message
         num_logprobs=request.num_logprobs,
         structured_output=structured_output_to_proto(request.structured_output),
         client_request_id=request.client_request_id,
-        traceparent=request.traceparent,
+        traceparent=request.trace.traceparent,
+        tracestate=request.trace.tracestate,
     )
 
 

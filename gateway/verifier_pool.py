@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from gateway.generation import ModelInfo
+from gateway.affinity import ANYWHERE, Affinity
+from gateway.generation import Capabilities, ModelInfo
 from gateway.verifier_link import VerifierLink
 from paceline.errors import InvalidRequest, Mismatch, NotFound, PacelineError, Unavailable
 
@@ -87,15 +87,27 @@ class VerifierPool:
             reason="MODEL_NOT_FOUND",
         )
 
-    def choose(self, model: str, session_id: str = "") -> VerifierLink:
-        """Return the verifier for a sequence; raises ``Unavailable`` when none can be used."""
-        usable = self._usable(model)
+    def choose(
+        self, model: str, affinity: Affinity = ANYWHERE, *, promised: Capabilities | None = None
+    ) -> VerifierLink:
+        """
+        Return the verifier for a sequence; raises ``Unavailable`` when none can be used.
+
+        One that can do less than was ``promised`` to the request is not used.
+        """
+        usable = self._usable(model, promised)
         if not usable:
             raise self._nobody()
-        return choose_link(usable, session_id)
+        return choose_link(usable, affinity)
 
     async def choose_within(
-        self, seconds: float, model: str, session_id: str, *, avoid: Collection[str]
+        self,
+        seconds: float,
+        model: str,
+        affinity: Affinity,
+        *,
+        avoid: Collection[str],
+        promised: Capabilities | None = None,
     ) -> VerifierLink | None:
         """
         Return the verifier for a sequence, waiting while none at all can be used.
@@ -104,18 +116,21 @@ class VerifierPool:
         """
         try:
             async with asyncio.timeout(seconds):
-                while not (usable := self._usable(model)):
+                while not (usable := self._usable(model, promised)):
                     await self.wait_for_change()
         except TimeoutError:
             raise self._nobody() from None
         untried = [link for link in usable if link.address not in avoid]
-        return choose_link(untried, session_id) if untried else None
+        return choose_link(untried, affinity) if untried else None
 
-    def _usable(self, model: str) -> list[VerifierLink]:
+    def _usable(self, model: str, promised: Capabilities | None) -> list[VerifierLink]:
         return [
             link
             for link in self._links
-            if link.is_usable and link.info is not None and link.info.model == model
+            if link.is_usable
+            and link.info is not None
+            and link.info.model == model
+            and (promised is None or link.info.capabilities.cover(promised))
         ]
 
     def _nobody(self) -> PacelineError:
@@ -130,25 +145,17 @@ class VerifierPool:
         )
 
 
-def choose_link(usable: Sequence[VerifierLink], session_id: str) -> VerifierLink:
-    """
-    Return the least loaded link, or the session's own as long as it is not much busier.
-
-    A session's own link is the same at every gateway: the highest hash of session and address.
-    """
+def choose_link(usable: Sequence[VerifierLink], affinity: Affinity = ANYWHERE) -> VerifierLink:
+    """Return the least loaded link, or the affinity's own as long as that is not too busy."""
     least = min(usable, key=lambda link: (_load_of(link), link.address))
-    if not session_id:
+    if not affinity.key:
         return least
-    own = max(usable, key=lambda link: _affinity(session_id, link.address))
-    return own if _load_of(own) <= 2 * _load_of(least) + 4 else least
+    own = max(usable, key=lambda link: affinity.rank(link.address))
+    return own if affinity.tolerates(_load_of(own), _load_of(least)) else least
 
 
 def _load_of(link: VerifierLink) -> int:
     return max(link.load.num_running + link.load.num_waiting, link.num_sequences)
-
-
-def _affinity(session_id: str, address: str) -> bytes:
-    return hashlib.blake2b(f"{session_id}\0{address}".encode(), digest_size=8).digest()
 
 
 def _served(links: Iterable[VerifierLink]) -> ServedModel:

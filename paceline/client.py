@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
@@ -11,7 +12,7 @@ import grpc
 
 from paceline.channels import client_dialing
 from paceline.client_tracing import Metadata, traced_call
-from paceline.errors import PacelineError
+from paceline.errors import ConfigurationError, PacelineError
 from paceline.events import Event, Generation, Model, Tokenization
 from paceline.generation_codec import (
     generation_from_proto,
@@ -37,6 +38,10 @@ DEFAULT_TIMEOUT_SECONDS: Final = 600.0
 METADATA_TIMEOUT_SECONDS: Final = 30.0
 """For calls that generate nothing."""
 
+MAX_KEY_CHARACTERS: Final = 8192
+"""Of an API key or a token: more would not fit into what servers read as headers."""
+
+_API_KEY: Final = re.compile(rf"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
 _RequestT = TypeVar("_RequestT")
 _T = TypeVar("_T")
 
@@ -182,5 +187,21 @@ class Client:
 
 
 def credential_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the metadata that shows an API key or a token; none without one."""
-    return () if api_key is None else (("authorization", f"Bearer {api_key}"),)
+    """
+    Return the metadata that shows an API key or a token; none without one.
+
+    Raises ``ConfigurationError`` for what cannot be one.
+    """
+    if api_key is None:
+        return ()
+    check_api_key(api_key, "api_key")
+    return (("authorization", f"Bearer {api_key}"),)
+
+
+def check_api_key(api_key: object, source: str) -> None:
+    """Raise ``ConfigurationError`` naming the source of a key that no header can carry."""
+    if not isinstance(api_key, str) or not _API_KEY.fullmatch(api_key):
+        raise ConfigurationError(
+            f"{source}: an API key or token is one line of 1 to {MAX_KEY_CHARACTERS} printable "
+            "ASCII characters without blanks; check it"
+        )

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paceline.tracing import TRACEPARENT
+from paceline.trace_context import TRACEPARENT, TRACESTATE, span_context
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -39,10 +39,10 @@ def traced_call(rpc: str, metadata: Metadata) -> Iterator[Metadata]:
         if not context.is_valid:
             yield metadata
             return
-        traceparent = (
-            f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
-        )
-        yield (*metadata, (TRACEPARENT, traceparent))
+        state = context.trace_state.to_header()
+        own = span_context(context.trace_id, context.span_id, context.trace_flags, state)
+        stated = ((TRACESTATE, own.tracestate),) if own.tracestate else ()
+        yield (*metadata, (TRACEPARENT, own.traceparent), *stated)
     except Exception as error:
         span.set_status(trace.StatusCode.ERROR, type(error).__name__)
         raise

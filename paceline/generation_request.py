@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
 from google.protobuf.message import Message
 
+from paceline.channels import MAX_MESSAGE_BYTES
 from paceline.errors import InvalidRequest
 from paceline.events import VerificationRule
 from paceline.v1 import generation_service_pb2 as messages
@@ -167,6 +168,8 @@ class GenerationOptions(
 
 
 MAX_TIMEOUT_SECONDS: Final = 365 * 86_400.0
+_NO_TEXT: Final = "bad argument type for built-in operation"
+"""What protobuf says of a value that should be text."""
 
 
 def request_to_proto(
@@ -195,6 +198,7 @@ def request_to_proto(
         request.statistics = _choice("statistics", given["statistics"], _STATISTICS_LEVELS)
     if "priority" in given:
         request.priority = _choice("priority", given["priority"], _PRIORITIES)
+    _check_size(request)
     return request
 
 
@@ -205,8 +209,11 @@ def tokenize_request_to_proto(
     if (text is None) == (chat is None):
         raise InvalidRequest("give a text or messages, and not both", field="prompt")
     if chat is not None:
-        return messages.TokenizeRequest(model=model, chat=_chat(chat))
-    return messages.TokenizeRequest(model=model, text=_text(text or ""))
+        request = messages.TokenizeRequest(model=model, chat=_chat(chat))
+    else:
+        request = messages.TokenizeRequest(model=model, text=_text(text or ""))
+    _check_size(request)
+    return request
 
 
 _SAMPLING: Final = frozenset(SamplingOptions.__annotations__) - {"verification_rule"}
@@ -229,8 +236,8 @@ def _fill_prompt(
     if prompt is not None:
         request.text = _text(prompt)
     elif "token_ids" in given:
-        token_ids = {"ids": given["token_ids"]}
-        request.token_ids.CopyFrom(_filled(messages.TokenIds(), token_ids, frozenset({"ids"})))
+        token_ids = {"token_ids": {"ids": given["token_ids"]}}
+        _filled(request, token_ids, frozenset({"token_ids"}))
     else:
         request.chat.CopyFrom(_chat(given["messages"]))
 
@@ -259,12 +266,14 @@ def _constraint(name: str, value: Any) -> Any:
             return json.dumps(value, ensure_ascii=False)
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"json_schema: {error}", field=name) from None
+        except RecursionError:
+            raise InvalidRequest("json_schema is nested too deeply", field=name) from None
     return value
 
 
 def checked_timeout(seconds: float) -> float:
     """Return a timeout that a deadline can be made of; a year is as good as for ever."""
-    if not seconds > 0:
+    if not isinstance(seconds, int | float) or not seconds > 0:
         raise InvalidRequest(f"timeout is {seconds}; it is a time above 0 s", field="timeout")
     return min(seconds, MAX_TIMEOUT_SECONDS)
 
@@ -285,7 +294,7 @@ def _chat(conversation: Sequence[ChatMessage]) -> messages.Chat:
         return messages.Chat(messages=[messages.ChatMessage(**message) for message in conversation])
     except (TypeError, ValueError) as error:
         raise InvalidRequest(
-            f"a message has the text fields role and content: {error}", field="messages"
+            f"messages: each has the texts role and content: {_problem(error)}", field="messages"
         ) from None
 
 
@@ -294,8 +303,34 @@ def _filled(message: _MessageT, given: Mapping[str, Any], names: frozenset[str])
         try:
             message.MergeFrom(type(message)(**{name: given[name]}))
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"{name}: {error}", field=name) from None
+            raise InvalidRequest(f"{name}: {_problem(error)}", field=name) from None
     return message
+
+
+def _problem(error: Exception) -> str:
+    """Return in words what protobuf has against a value."""
+    if isinstance(error, UnicodeEncodeError):
+        return "is not valid UTF-8 text"
+    return "is not text" if _NO_TEXT in str(error) else str(error)
+
+
+def _check_size(request: Message) -> None:
+    """Refuse what no gateway would read, naming the largest field."""
+    num_bytes = request.ByteSize()
+    if num_bytes <= MAX_MESSAGE_BYTES:
+        return
+    sizes = {
+        field.name: value.ByteSize() if isinstance(value, Message) else len(value)
+        for field, value in request.ListFields()
+        if isinstance(value, Message | Sized)
+    }
+    name = max(sizes, key=lambda field: sizes[field])
+    if name == "structured_output":
+        name = f"{name}.{getattr(request, name).WhichOneof('constraint')}"
+    raise InvalidRequest(
+        f"{name}: the request has {num_bytes} bytes, at most {MAX_MESSAGE_BYTES}; send less",
+        field=name,
+    )
 
 
 def _choice(name: str, value: object, choices: Mapping[str, Any]) -> Any:

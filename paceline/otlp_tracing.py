@@ -27,7 +27,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from paceline.timeline import MAX_POINTS
-from paceline.tracing import Attribute, SpanKind, valid_traceparent
+from paceline.trace_context import NO_TRACE, TraceContext, span_context
+from paceline.tracing import Attribute, SpanKind
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -55,13 +56,13 @@ class OtlpSpan:
         self._context = span.get_span_context()
 
     @property
-    def traceparent(self) -> str:
+    def context(self) -> TraceContext:
         """The W3C trace context; empty when the SDK is switched off by its environment."""
         context = self._context
         if not context.is_valid:
-            return ""
-        flags = int(context.trace_flags)
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"
+            return NO_TRACE
+        state = context.trace_state.to_header()
+        return span_context(context.trace_id, context.span_id, context.trace_flags, state)
 
     @property
     def is_recording(self) -> bool:
@@ -111,12 +112,12 @@ class OtlpTracer:
         self,
         name: str,
         *,
-        parent: str = "",
+        parent: TraceContext = NO_TRACE,
         kind: SpanKind = SpanKind.INTERNAL,
         attributes: Mapping[str, Attribute] | None = None,
         start_ns: int | None = None,
     ) -> OtlpSpan:
-        """Start a span under a ``traceparent``; without a valid one it begins a trace."""
+        """Start a span under another; without one it begins a trace."""
         context = trace.set_span_in_context(_remote_span(parent))
         return OtlpSpan(
             self._tracer.start_span(
@@ -172,13 +173,17 @@ def _has_timeout() -> bool:
     )
 
 
-def _remote_span(traceparent: str) -> trace.Span:
-    if not valid_traceparent(traceparent):
+def _remote_span(parent: TraceContext) -> trace.Span:
+    if not parent.traceparent:
         return trace.INVALID_SPAN
-    _, trace_id, span_id, flags = traceparent.split("-")
+    _, trace_id, span_id, flags = parent.traceparent.split("-")
     return trace.NonRecordingSpan(
         trace.SpanContext(
-            int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=_flags(flags)
+            int(trace_id, 16),
+            int(span_id, 16),
+            is_remote=True,
+            trace_flags=_flags(flags),
+            trace_state=trace.TraceState.from_header([parent.tracestate]),
         )
     )
 

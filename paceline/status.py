@@ -15,6 +15,12 @@ from paceline import errors
 
 ERROR_DOMAIN = "paceline"
 
+MAX_ERROR_BYTES = 1000
+"""
+Of an error's message, which may quote a request or name many servers. It travels in trailers up to
+three times, escaped; gRPC drops trailers of more than 8 KiB at random, and the status with them.
+"""
+
 _CODES: dict[type[errors.PacelineError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.InvalidTree: grpc.StatusCode.INVALID_ARGUMENT,
@@ -81,7 +87,7 @@ def rich_status(error: errors.PacelineError) -> grpc.Status:
     """Return a status for ``context.abort_with_status``, with the details that apply."""
     message = status_pb2.Status(
         code=status_code(error).value[0],
-        message=error.message,
+        message=_shortened(error.message),
         details=[_pack(detail) for detail in _details_of(error)],
     )
     return rpc_status.to_status(message)
@@ -110,11 +116,18 @@ def error_from_rpc(error: grpc.RpcError) -> errors.PacelineError:
     return error_from_code(error.code().value[0], message, **restored)
 
 
+def _shortened(message: str) -> str:
+    encoded = message.encode("utf-8", "replace")
+    if len(encoded) <= MAX_ERROR_BYTES:
+        return encoded.decode()
+    return f"{encoded[:MAX_ERROR_BYTES].decode('utf-8', 'ignore')} ..."
+
+
 def _details_of(error: errors.PacelineError) -> Iterator[object]:
     yield error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN)
     if error.field:
         blamed = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.message
+            field=error.field, description=_shortened(error.message)
         )
         yield error_details_pb2.BadRequest(field_violations=[blamed])
     if error.retry_after_seconds is not None:
@@ -123,7 +136,7 @@ def _details_of(error: errors.PacelineError) -> Iterator[object]:
         yield error_details_pb2.RetryInfo(retry_delay=delay)
     if error.quota:
         exceeded = error_details_pb2.QuotaFailure.Violation(
-            subject=error.quota, description=error.message
+            subject=error.quota, description=_shortened(error.message)
         )
         yield error_details_pb2.QuotaFailure(violations=[exceeded])
 

@@ -1,5 +1,5 @@
 """
-Traces over services: what a service may ask for, and the W3C trace context between them.
+Traces over services: what a service may ask for (``trace_context`` is what it hands on).
 
 Off by default, and then nothing here runs: ``open_tracer`` returns None and OpenTelemetry is never
 imported (``otlp_tracing`` does, when an endpoint is set).
@@ -8,18 +8,12 @@ imported (``otlp_tracing`` does, when an endpoint is set).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
-from typing import Final, Protocol
+from typing import Protocol
 
 from paceline.errors import ConfigurationError
-
-TRACEPARENT: Final = "traceparent"
-"""Metadata key of the W3C trace context."""
-
-_TRACEPARENT: Final = re.compile(
-    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
-)
+from paceline.trace_context import NO_TRACE, TraceContext
 
 Attribute = str | int | float | bool
 
@@ -36,8 +30,8 @@ class Span(Protocol):
     """One piece of work in a trace; nothing is heard of it before it ends."""
 
     @property
-    def traceparent(self) -> str:
-        """The context to hand to whoever works for this span."""
+    def context(self) -> TraceContext:
+        """What to hand to whoever works for this span."""
         ...
 
     @property
@@ -67,12 +61,12 @@ class Tracer(Protocol):
         self,
         name: str,
         *,
-        parent: str = "",
+        parent: TraceContext = NO_TRACE,
         kind: SpanKind = SpanKind.INTERNAL,
         attributes: Mapping[str, Attribute] | None = None,
         start_ns: int | None = None,
     ) -> Span:
-        """Start a span under a ``traceparent``; without one it begins a trace."""
+        """Start a span under another; without one it begins a trace."""
         ...
 
     async def aclose(self) -> None:
@@ -117,27 +111,3 @@ def check_tracing(endpoint: str) -> None:
             "setting otlp_endpoint needs OpenTelemetry: run `pip install '.[telemetry]'` in a "
             "clone, or unset it"
         ) from None
-
-
-def valid_traceparent(value: object) -> str:
-    """Return a trace context that a peer sent if it is one, else an empty string."""
-    return value if isinstance(value, str) and _TRACEPARENT.fullmatch(value) else ""
-
-
-def traceparent_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Return the trace context in a call's metadata; empty when there is none."""
-    for key, value in metadata or ():
-        if key == TRACEPARENT:
-            return valid_traceparent(value)
-    return ""
-
-
-def trace_id_of(traceparent: str) -> str:
-    """Return the 32 hexadecimal digits that name a trace; empty without a context."""
-    return traceparent[3:35]
-
-
-def log_fields(request_id: str, traceparent: str) -> dict[str, str]:
-    """Return what a log line says about whose request it is; what is unknown is left out."""
-    fields = {"request_id": request_id, "trace_id": trace_id_of(traceparent)}
-    return {name: value for name, value in fields.items() if value}

@@ -145,7 +145,8 @@ class DraftLink:
                         event, self._limits.max_tree_depth, may_draw=self._is_trusted
                     )
                     origin = self.origin_of(event.request.sequence_id)
-                    opened.traceparent = origin.traceparent
+                    opened.traceparent = origin.trace.traceparent
+                    opened.tracestate = origin.trace.tracestate
                     opened.client_request_id = origin.request_id
                     self._pending.opens.append(opened)
                     self._await_tree(event.request.sequence_id, len(event.committed_token_ids))

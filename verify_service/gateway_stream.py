@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from paceline.errors import Cancelled, InvalidRequest, PacelineError, Unavailable
+from paceline.trace_context import received_context
 from paceline.v1 import verify_service_pb2
 from verify_service.codec import (
     drafting_from_proto,
@@ -152,9 +153,8 @@ class GatewayStream:
                 constraint=constraint,
             )
             self._router.submit(request, drafting_from_proto(message.drafting), self)
-            self._router.traces.opened(
-                sequence_id, message.client_request_id, message.traceparent, "Attach"
-            )
+            trace = received_context(message.traceparent, message.tracestate)
+            self._router.traces.opened(sequence_id, message.client_request_id, trace, "Attach")
         except PacelineError as error:
             self._answer_failure(message.request_id, error)
             return

@@ -24,13 +24,18 @@ class GrammarConstraint:
 
     def __init__(self, matcher: LLMatcher, num_token_ids: int) -> None:
         self._matcher = matcher
+        self._fresh = matcher.deep_copy()
+        self._committed: list[int] = []
         self._num_token_ids = num_token_ids
         self._bits = allocate_token_bitmask(1, num_token_ids)
 
     def mask(self, path: Sequence[int]) -> torch.Tensor:
-        """Return which ids may follow the committed tokens and ``path``."""
+        """Return which ids may follow the committed tokens and ``path``; none in a dead end."""
         num_consumed = self._matcher.try_consume_tokens(list(path))
         fill_next_token_bitmask(self._matcher, self._bits)
+        if self._matcher.is_error():
+            self._forget_error()
+            return torch.zeros(self._num_token_ids, dtype=torch.bool)
         allowed = np.unpackbits(self._bits.view(np.uint8), bitorder="little")
         self._matcher.rollback(num_consumed)
         return torch.from_numpy(allowed[: self._num_token_ids].astype(bool))
@@ -45,7 +50,13 @@ class GrammarConstraint:
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Advance along newly committed tokens."""
+        self._committed.extend(token_ids)
         self._matcher.try_consume_tokens(list(token_ids))
+
+    def _forget_error(self) -> None:
+        # A dead end behind a draft would otherwise end the committed tokens too: errors stay.
+        self._matcher = self._fresh.deep_copy()
+        self._matcher.try_consume_tokens(self._committed)
 
 
 class GrammarCompiler:
@@ -77,7 +88,11 @@ class GrammarCompiler:
             raise InvalidRequest(f"{field}: {_one_line(str(error))}", field=field) from None
         if matcher.is_error():
             raise InvalidRequest(f"{field}: {_one_line(matcher.get_error())}", field=field)
-        return GrammarConstraint(matcher, self._num_token_ids)
+        constraint = GrammarConstraint(matcher, self._num_token_ids)
+        # What nothing can fulfil shows where the first token is asked for, not before.
+        if not constraint.mask(()).any():
+            raise InvalidRequest(f"{field}: no text can be of it; correct it", field=field)
+        return constraint
 
     def _loaded(self) -> LLTokenizer:
         if self._tokenizer is None:

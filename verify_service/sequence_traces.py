@@ -15,7 +15,8 @@ from typing import Final
 import structlog
 
 from paceline.timeline import Timeline
-from paceline.tracing import Attribute, Span, SpanKind, Tracer, log_fields, valid_traceparent
+from paceline.trace_context import NO_TRACE, TraceContext, log_fields
+from paceline.tracing import Attribute, Span, SpanKind, Tracer
 from verify_service.engine.steps import SequenceStep
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -31,7 +32,7 @@ class Origin:
     """Where a sequence comes from; both may be empty."""
 
     request_id: str = ""
-    traceparent: str = ""
+    trace: TraceContext = NO_TRACE
 
 
 @dataclass(slots=True)
@@ -53,21 +54,20 @@ class SequenceTraces:
         self._tracer = tracer
         self._running: dict[int, _Running] = {}
 
-    def opened(self, sequence_id: int, request_id: str, traceparent: str, rpc: str) -> None:
+    def opened(self, sequence_id: int, request_id: str, trace: TraceContext, rpc: str) -> None:
         """Take note of a sequence that the engine has accepted."""
-        request_id, parent = request_id[:MAX_ID_CHARACTERS], valid_traceparent(traceparent)
-        span = None
+        request_id, span = request_id[:MAX_ID_CHARACTERS], None
         if self._tracer is not None:
             span = self._tracer.start(
                 f"paceline.v1.VerifyService/{rpc}",
-                parent=parent,
+                parent=trace,
                 kind=SpanKind.SERVER,
                 attributes={"paceline.request_id": request_id},
             )
-            parent = span.traceparent
+            trace = span.context
         is_recorded = span is not None and span.is_recording
         self._running[sequence_id] = _Running(
-            Origin(request_id, parent), time.time_ns(), span if is_recorded else None
+            Origin(request_id, trace), time.time_ns(), span if is_recorded else None
         )
 
     def origin(self, sequence_id: int) -> Origin:
@@ -96,7 +96,7 @@ class SequenceTraces:
             sequence_id=sequence_id,
             outcome=outcome,
             total_ms=round(1e3 * seconds, 1),
-            **log_fields(running.origin.request_id, running.origin.traceparent),
+            **log_fields(running.origin.request_id, running.origin.trace),
         )
         if running.span is not None and self._tracer is not None:
             _end(self._tracer, running, running.span, outcome, failed=failed)
@@ -114,7 +114,7 @@ def _note(running: _Running, step: SequenceStep, now: int) -> None:
 def _end(tracer: Tracer, running: _Running, span: Span, outcome: str, *, failed: bool) -> None:
     """Make the spans of queue, prefill and decoding, whose times are known now."""
     if running.first_token_ns:
-        parent = span.traceparent
+        parent = span.context
         queued_ns = running.opened_ns + round(1e9 * running.queue_seconds)
         queued_ns = min(queued_ns, running.first_token_ns)
         tracer.start("queue", parent=parent, start_ns=running.opened_ns).end(time_ns=queued_ns)
@@ -128,7 +128,7 @@ def _end(tracer: Tracer, running: _Running, span: Span, outcome: str, *, failed:
     )
 
 
-def _end_decoding(tracer: Tracer, running: _Running, parent: str) -> None:
+def _end_decoding(tracer: Tracer, running: _Running, parent: TraceContext) -> None:
     decoding = tracer.start("decode", parent=parent, start_ns=running.first_token_ns)
     last_ns = running.first_token_ns
     for point in running.steps:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -28,7 +29,6 @@ from verify_service.engine.step_engine import EngineConfig, StepEngine
 from verify_service.engine.steps import Command, StepOutput
 from verify_service.engine_backend import EngineBackend
 from verify_service.generation_defaults import generation_defaults
-from verify_service.grammar import GrammarCompiler
 from verify_service.metrics import VerifyMetrics, calibration_reader, draft_tally
 from verify_service.sequence_traces import SequenceTraces
 from verify_service.servicer import VerifyServicer
@@ -37,6 +37,9 @@ from verify_service.step_router import StepRouter
 from verify_service.targets.registry import load_target
 from verify_service.targets.target import TargetInfo, TargetModel
 from verify_service.warm_up import warm_up
+
+if TYPE_CHECKING:
+    from verify_service.grammar import GrammarCompiler
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -121,6 +124,9 @@ def _grammars(folder: Path, info: TargetInfo) -> GrammarCompiler | None:
     tokenizer_json = folder / "tokenizer.json"
     if not tokenizer_json.exists():
         return None
+    # NVIDIA's image has a llguidance of its own, which the tensorrt-llm engine must not trip over.
+    from verify_service.grammar import GrammarCompiler
+
     return GrammarCompiler(tokenizer_json, info.num_token_ids, info.eos_token_ids)
 
 
@@ -141,11 +147,18 @@ class VerifyServer:
             registry, self.links, calibration_reader(self.backend), draft_tally(self.backend)
         )
         self.tracer = open_tracer("verifier", settings.otlp_endpoint, settings.trace_ratio)
-        self.router = StepRouter(self._send, self.links, SequenceTraces(self.tracer))
+        self.router = StepRouter(
+            self._send,
+            self.links,
+            SequenceTraces(self.tracer),
+            step_timeout_seconds=settings.step_timeout_seconds,
+        )
         self.server = Server(
             [SERVICE_NAME], with_reflection=settings.reflection, interceptors=(ReadableCalls(),)
         )
-        self._admin = AdminServer(registry, lambda: self.server.is_ready)
+        self._admin = AdminServer(
+            registry, lambda: self.server.is_ready and not self.router.is_stuck
+        )
         servicer = VerifyServicer(
             self.router,
             self.links,

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import grpc.aio
 import structlog
@@ -14,6 +15,7 @@ import structlog
 from paceline.codec import protocol_range, tree_from_proto
 from paceline.errors import DeadlineExceeded, InvalidRequest, PacelineError, Unavailable
 from paceline.status import rich_status
+from paceline.trace_context import received_context
 from paceline.unreadable import readable
 from paceline.v1 import verify_service_pb2, verify_service_pb2_grpc
 from verify_service.codec import (
@@ -31,9 +33,11 @@ from verify_service.engine.sequence import Drafting, Request
 from verify_service.engine.steps import TreeFact
 from verify_service.engine_backend import EngineCapabilities
 from verify_service.gateway_stream import GatewayStream, VerifySession
-from verify_service.grammar import GrammarCompiler
 from verify_service.step_router import StepRouter
 from verify_service.targets.target import TargetInfo
+
+if TYPE_CHECKING:
+    from verify_service.grammar import GrammarCompiler
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -58,6 +62,7 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
         self._links = links
         self._info = info
         self._capabilities = capabilities
+        self._was_stuck = False
         self._defaults = defaults
 
     async def GetModelInfo(
@@ -68,6 +73,9 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
         ],
     ) -> verify_service_pb2.GetModelInfoResponse:
         """Return what is fixed about the model, and which draft pools can be used now."""
+        if self._is_stuck():
+            stuck = Unavailable("the engine has work and finishes no step", reason="ENGINE_STUCK")
+            await context.abort_with_status(rich_status(stuck))
         info = self._info
         return verify_service_pb2.GetModelInfoResponse(
             model=info.name,
@@ -94,6 +102,14 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
             default_sampling=sampling_to_proto(self._defaults),
             version=version("paceline"),
         )
+
+    def _is_stuck(self) -> bool:
+        """Return whether gateways should go elsewhere; news of it is logged."""
+        is_stuck = self._router.is_stuck
+        if is_stuck != self._was_stuck:
+            log.error("engine_stuck") if is_stuck else log.info("engine_goes_on")
+            self._was_stuck = is_stuck
+        return is_stuck
 
     async def Attach(
         self,
@@ -193,9 +209,8 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
             lockstep=True,
         )
         self._router.submit(request, Drafting(), session)
-        self._router.traces.opened(
-            request.sequence_id, message.client_request_id, message.traceparent, "Verify"
-        )
+        trace = received_context(message.traceparent, message.tracestate)
+        self._router.traces.opened(request.sequence_id, message.client_request_id, trace, "Verify")
         return request
 
     async def _compile_constraint(self, message: verify_service_pb2.Start) -> Constraint:

@@ -73,6 +73,11 @@ class VerifySettings(LinkSettings):
     max_prefill_rows: int = Field(default=128, ge=1, le=65536)
     """Prompt tokens computed per step: the longest stall that a new prompt causes for others."""
 
+    step_timeout_seconds: float = Field(default=60.0, gt=0, le=3600)
+    """Longest time that an engine with work may take for a step; beyond, gateways take its requests
+    elsewhere until it goes on. Far above ``max_prefill_rows`` of a large model on a CPU; on a GPU
+    a few seconds are enough."""
+
     max_draft_tokens: int = Field(default=24, ge=0, le=512)
     """Most drafted tokens verified per sequence and step; 0 switches drafting off."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -50,6 +51,9 @@ class StepRouter:
         send: Callable[[Command], None],
         links: Mapping[str, DraftLink],
         traces: SequenceTraces | None = None,
+        *,
+        step_timeout_seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.load = Load()
         self.is_draining = False
@@ -62,6 +66,12 @@ class StepRouter:
         self._ids = itertools.count(1)
         self._outbox_of: dict[int, Outbox] = {}
         self._outboxes: set[Outbox] = set()
+        self._step_timeout_seconds = step_timeout_seconds
+        self._clock = clock
+        self._moving: set[int] = set()
+        """Sequences that wait for the engine alone."""
+        self._owed_since: float | None = None
+        """Since when the engine owes an output; it stays when those who waited for it have left."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -69,6 +79,12 @@ class StepRouter:
     def num_sequences(self) -> int:
         """Sequences that have not ended."""
         return len(self._outbox_of)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the engine has had work and given no sign of life for too long."""
+        since = self._owed_since
+        return since is not None and self._clock() - since > self._step_timeout_seconds
 
     def next_id(self) -> int:
         """Return a sequence id that was never used."""
@@ -89,6 +105,10 @@ class StepRouter:
         """Start a sequence whose steps go to ``outbox``; raises ``Overloaded``."""
         self._send(Submit(request, drafting))
         self._outbox_of[request.sequence_id] = outbox
+        if not request.lockstep:
+            self._moving.add(request.sequence_id)
+            if self._owed_since is None:
+                self._owed_since = self._clock()
         self._idle.clear()
 
     def cancel(self, sequence_id: int) -> None:
@@ -118,6 +138,7 @@ class StepRouter:
             link.publish(event for event in output.session_events if event.pool == pool)
         for outbox in self._outboxes:
             outbox.flush(output.load)
+        self._owed_since = self._clock() if self._moving else None
 
     def fail_all(self, error: PacelineError) -> None:
         """End every sequence with ``error`` without the engine's help."""
@@ -133,6 +154,7 @@ class StepRouter:
 
     def _ended(self, sequence_id: int, outcome: str, *, failed: bool = False) -> None:
         self._outbox_of.pop(sequence_id, None)
+        self._moving.discard(sequence_id)
         self.traces.ended(sequence_id, outcome, failed=failed)
         if not self._outbox_of:
             self._idle.set()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from paceline.cli.text_files import text_of
+from paceline.client import check_api_key
 from paceline.errors import ConfigurationError
 from paceline.tls import DialTls
 
@@ -50,9 +52,10 @@ def access_of(options: argparse.Namespace) -> Access:
 
 def _api_key(path: Path | None) -> str | None:
     if path is None:
-        return os.environ.get(KEY_VARIABLE) or None
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or "not a text"
-        raise ConfigurationError(f"--api-key-file {path}: {cause}") from None
+        key, source = os.environ.get(KEY_VARIABLE, "").strip(), f"the variable {KEY_VARIABLE}"
+        if not key:
+            return None
+    else:
+        key, source = text_of(path, "--api-key-file").strip(), f"--api-key-file {path}"
+    check_api_key(key, source)
+    return key

@@ -17,8 +17,16 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 
 ADDRESS_VARIABLE: Final = "PACELINE_ADDRESS"
 
-_RESOLVED: Final = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):.+")
+MAX_PORT: Final = 65535
+
+_RESOLVED: Final = re.compile(
+    r"((dns|unix|unix-abstract|vsock|xds):|ipv4:[0-9.]+:|ipv6:\[[0-9A-Fa-f:.]+\]:)[!-~]+"
+)
 """Targets of gRPC's other forms, which it reads itself."""
+
+_SCHEME: Final = re.compile(r"^(dns|ipv4|ipv6):(//[^/]*/)?")
+
+_HOST_PORT: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9]+)?\]):[0-9]{1,5}")
 
 _FREE_PORTS: Final = range(20_000, 32_000)
 """
@@ -48,7 +56,9 @@ def gateway_address(given: str | None) -> str:
             f"{source} is host:port without a scheme, such as {DEFAULT_ADDRESS}, not {address!r}"
         )
     if not _RESOLVED.fullmatch(address):
-        split_address(address, source)
+        _, port = split_address(address, source)
+        if not port:
+            raise ConfigurationError(f"{source} {address!r}: port 0 is none to connect to")
     return address
 
 
@@ -58,9 +68,12 @@ def _from_environment() -> tuple[str, str]:
 
 def split_address(address: str, option: str) -> tuple[str, int]:
     """Return host and port; raises ``ConfigurationError`` naming the option."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigurationError(f"{option} is host:port, such as 127.0.0.1:50051, not {address!r}")
+    host, _, port = address.rpartition(":")
+    if not _HOST_PORT.fullmatch(address) or int(port) > MAX_PORT:
+        brackets = "; an IPv6 address is [in brackets]" if host.count(":") > 1 else ""
+        raise ConfigurationError(
+            f"{option} is host:port, such as 127.0.0.1:50051, not {address!r}{brackets}"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -82,7 +95,7 @@ def bindable_address(address: str, option: str) -> str:
 
 def answers(address: str, timeout_seconds: float = 1.0) -> bool:
     """Return whether anything accepts connections at an address."""
-    host, _, port = address.rpartition(":")
+    host, _, port = _SCHEME.sub("", address).rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
             return True

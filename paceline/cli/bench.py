@@ -119,17 +119,25 @@ def run(options: argparse.Namespace) -> int:
     """Measure and show; return 1 if any request failed; raises ``ConfigurationError`` if all do."""
     check_seeds(options.seed, options.requests)
     options.address = gateway_address(options.address)
-    pairs = asyncio.run(_measured(options))
+    if options.svg and not options.svg.parent.is_dir():
+        raise ConfigurationError(f"--svg {options.svg}: there is no such folder")
+    pairs: list[Pair] = []
+    try:
+        asyncio.run(_measure(options, pairs))
+    finally:
+        # What was measured before an error or Ctrl-C is valid.
+        if pairs:
+            show(json.dumps(_as_dict(pairs)) + "\n" if options.json else table(pairs))
     if options.svg:
         _draw(options.svg, pairs)
-    show(json.dumps(_as_dict(pairs)) + "\n" if options.json else table(pairs))
     for run_ in (run_ for pair in pairs for run_ in (pair.plain, pair.drafted)):
         for cause, count in run_.failures.items():
             say(f"{count} requests failed: {cause}")
     return 1 if any(pair.plain.failures or pair.drafted.failures for pair in pairs) else 0
 
 
-async def _measured(options: argparse.Namespace) -> list[Pair]:
+async def _measure(options: argparse.Namespace, pairs: list[Pair]) -> None:
+    """Add a pair for each number of streams as it is measured."""
     access = access_of(options)
     workload = Workload(
         named_prompts(options.workload, options.prompts),
@@ -145,7 +153,6 @@ async def _measured(options: argparse.Namespace) -> list[Pair]:
         options.timeout,
     )
     with_drafts: DraftingMode = "on" if options.draft else "auto"
-    pairs: list[Pair] = []
     async with AsyncClient(options.address, api_key=access.api_key, tls=access.tls) as client:
         await _warm_up(client, workload, with_drafts)
         for num_streams in options.streams:
@@ -153,7 +160,6 @@ async def _measured(options: argparse.Namespace) -> list[Pair]:
                 plain = await run_workload(client, workload, num_streams, "off")
                 drafted = await run_workload(client, workload, num_streams, with_drafts)
             pairs.append(Pair(plain, drafted))
-    return pairs
 
 
 async def _warm_up(client: AsyncClient, workload: Workload, drafting: DraftingMode) -> None:

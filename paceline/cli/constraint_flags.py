@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paceline.errors import ConfigurationError
+from paceline.cli.text_files import text_of
 from paceline.generation_request import StructuredOptions
 
 
@@ -34,11 +34,11 @@ def constraint_of(options: argparse.Namespace) -> StructuredOptions:
     )
 
 
+def constraint_flag(options: argparse.Namespace) -> str:
+    """Return the flag that constrains the answer; empty if none does."""
+    given = [name for name in StructuredOptions.__annotations__ if vars(options)[name] is not None]
+    return f"--{given[0].replace('_', '-')}" if given else ""
+
+
 def _text(path: Path | None, option: str) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or "not a text"
-        raise ConfigurationError(f"{option} {path}: {cause}") from None
+    return None if path is None else text_of(path, option)

@@ -10,11 +10,11 @@ from typing import Any
 
 from paceline.cli.access import access_of, add_access_arguments
 from paceline.cli.address import add_address_argument, gateway_address
-from paceline.cli.constraint_flags import add_constraint_arguments, constraint_of
+from paceline.cli.constraint_flags import add_constraint_arguments, constraint_flag, constraint_of
 from paceline.cli.number_flags import MAX_SEED, MAX_UINT32, whole_number
 from paceline.cli.terminal import say, show
 from paceline.client import DEFAULT_TIMEOUT_SECONDS, Client
-from paceline.errors import ConfigurationError
+from paceline.errors import ConfigurationError, DeadlineExceeded
 from paceline.events import Delta, Event, Finished, Speculation, Started, Summary
 from paceline.generation_request import ChatMessage, GenerationOptions
 
@@ -56,23 +56,42 @@ def run(options: argparse.Namespace) -> int:
     access = access_of(options)
     options.address = gateway_address(options.address)
     with Client(options.address, api_key=access.api_key, tls=access.tls) as client:
-        prompt = _prompt(options.prompt)
-        for event in client.stream(
-            None if _is_chat(options) else prompt,
-            timeout=options.timeout,
-            **_request_options(options, prompt),
-        ):
-            answer.add(event)
-            if isinstance(event, Delta) and not options.json:
-                show(event.text)
-    if options.json:
-        show(json.dumps(answer.as_dict(), ensure_ascii=False) + "\n")
-    elif not answer.text.endswith("\n"):
-        show("\n")
+        try:
+            _ask(client, options, answer)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"the answer took longer than --timeout {options.timeout:g} s; allow more"
+            ) from error
+        finally:
+            # What came before an error is valid.
+            _end(answer, as_json=options.json)
+    if answer.is_cut_off and (constraint := constraint_flag(options)):
+        say(f"cut off at the most tokens allowed, perhaps short of {constraint}; see --max-tokens")
     if options.stats:
         for line in answer.figures():
             say(line)
     return 0
+
+
+def _ask(client: Client, options: argparse.Namespace, answer: Answer) -> None:
+    prompt = _prompt(options.prompt)
+    for event in client.stream(
+        None if _is_chat(options) else prompt,
+        timeout=options.timeout,
+        **_request_options(options, prompt),
+    ):
+        answer.add(event)
+        if isinstance(event, Delta) and not options.json:
+            show(event.text)
+
+
+def _end(answer: Answer, *, as_json: bool) -> None:
+    if not answer.text and answer.finished is None:
+        return
+    if as_json:
+        show(json.dumps(answer.as_dict(), ensure_ascii=False) + "\n")
+    elif not answer.text.endswith("\n"):
+        show("\n")
 
 
 @dataclass(slots=True)
@@ -84,6 +103,11 @@ class Answer:
     started: Started | None = None
     finished: Finished | None = None
     summary: Summary = field(default_factory=Summary)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it ended at a limit, not by itself."""
+        return self.finished is not None and self.finished.finish_reason == "length"
 
     def add(self, event: Event) -> None:
         """Take in the next event."""

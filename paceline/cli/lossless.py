@@ -17,7 +17,7 @@ from paceline.cli.bench import add_request_arguments
 from paceline.cli.number_flags import MAX_STREAMS, check_seeds, whole_number
 from paceline.cli.outlook import too_slow
 from paceline.cli.prompts import NamedPrompt, named_prompts
-from paceline.cli.terminal import progress, show
+from paceline.cli.terminal import progress, say, show
 from paceline.cli.token_gap import Difference, first_difference, scored
 from paceline.errors import ConfigurationError, DeadlineExceeded
 from paceline.generation_request import GenerationOptions
@@ -112,16 +112,20 @@ async def _compared(options: argparse.Namespace) -> list[Compared]:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(*case)) for case in cases]
         except ExceptionGroup as failed:
-            raise _cause(failed.exceptions[0], tasks) from None
+            finished = [task.result() for task in tasks if _has_result(task)]
+            raise _cause(failed.exceptions[0], finished, options.max_gap) from None
     return [task.result() for task in tasks]
 
 
-def _cause(error: Exception, tasks: Sequence[asyncio.Task[Compared]]) -> Exception:
+def _has_result(task: asyncio.Task[Compared]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+def _cause(error: Exception, finished: Sequence[Compared], max_gap: float) -> Exception:
     """Return what to tell of the failure that ended the comparison: the first one does."""
-    is_answered = any(
-        task.done() and not task.cancelled() and task.exception() is None for task in tasks
-    )
-    if isinstance(error, DeadlineExceeded) and not is_answered:
+    if finished:
+        say(f"stopped early; until then: {report(finished, max_gap).rstrip()}")
+    elif isinstance(error, DeadlineExceeded):
         return too_slow(error)
     return error
 

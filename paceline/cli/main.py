@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from paceline.cli import bench, doctor, generate, lossless, up
-from paceline.cli.address import answers
+from paceline.cli.blame import blamed
 from paceline.cli.terminal import say
-from paceline.errors import ConfigurationError, InvalidRequest, PacelineError, Unavailable
+from paceline.errors import ConfigurationError, InvalidRequest, NotFound, PacelineError
 from paceline.settings import USAGE_EXIT_CODE
 
 FAILURE_EXIT_CODE = 1
 INTERRUPTED_EXIT_CODE = 130
+MAX_SHOWN = 1000
+"""Characters of an error: it may quote what was given."""
 
 _SUMMARIES = {
     "up": "start gateway, draft and verify service on this machine",
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except UsageError as error:
-        say(str(error))
+        say(_one_line(str(error)))
         return USAGE_EXIT_CODE
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILURE_EXIT_CODE
     except PacelineError as error:
         say(f"paceline: error: {_one_line(error.message)}")
-        is_misuse = isinstance(error, ConfigurationError | InvalidRequest)
+        is_misuse = isinstance(error, ConfigurationError | InvalidRequest | NotFound)
         return USAGE_EXIT_CODE if is_misuse else FAILURE_EXIT_CODE
     except Exception as error:
         cause = f"{type(error).__name__}: {_one_line(str(error))}"
@@ -88,17 +90,22 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    options = build_parser().parse_args(argv)
+    options, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        _refuse(unknown, options.command)
     try:
         return int(options.run(options))
-    except Unavailable as error:
-        address = getattr(options, "address", "")
-        if not address or answers(address):
-            raise
-        raise Unavailable(
-            f"no gateway answers at {address}: start one with `paceline up --demo`, "
-            "or name another with --address"
-        ) from error
+    except PacelineError as error:
+        raise blamed(error, options) from error
+
+
+def _refuse(unknown: Sequence[str], command: str) -> NoReturn:
+    several_words = not any(word.startswith("-") for word in unknown) and command == "generate"
+    hint = " (put a prompt of several words in quotes)" if several_words else ""
+    raise UsageError(
+        f"paceline {command}: error: unrecognized arguments: {_one_line(' '.join(unknown))}{hint}; "
+        f"see paceline {command} --help"
+    )
 
 
 def _version() -> str:
@@ -109,4 +116,6 @@ def _version() -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Return text that neither breaks a line nor steers a terminal."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]} ..."

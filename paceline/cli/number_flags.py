@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -11,6 +12,7 @@ from paceline.errors import ConfigurationError
 MAX_UINT32: Final = 2**32 - 1
 """The largest count that a message can carry."""
 
+_DIGITS: Final = re.compile(r"[+-]?[0-9]{1,40}")
 MAX_SEED: Final = 2**64 - 1
 MAX_STREAMS: Final = 65_536
 MAX_REQUESTS: Final = 1_000_000
@@ -21,10 +23,7 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     """Return the type of a flag; argparse names the flag where the text is no such number."""
 
     def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
+        number = int(text) if _DIGITS.fullmatch(text) else least - 1
         if not least <= number <= most:
             raise argparse.ArgumentTypeError(f"{text} is not a whole number in [{least}, {most}]")
         return number

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from paceline.cli.text_files import text_of
 from paceline.errors import ConfigurationError
 
 MAX_PROMPTS: Final = 10_000
@@ -85,11 +86,7 @@ def named_prompts(workload: str, path: Path | None) -> list[NamedPrompt]:
 
 
 def _from_file(path: Path) -> list[NamedPrompt]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or "not a text"
-        raise ConfigurationError(f"--prompts {path}: {cause}") from None
+    lines = text_of(path, "--prompts").splitlines()
     prompts = [
         _from_line(line, f"--prompts {path}: line {number}")
         for number, line in enumerate(lines, 1)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpaceline/v1/draft_service.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"\x18\n\x16GetCapabilitiesRequest\"\xc1\x02\n\x17GetCapabilitiesResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x06 \x01(\r\x12\x16\n\x0emax_tree_depth\x18\x07 \x01(\r\x12\x1a\n\x12max_session_tokens\x18\x08 \x01(\r\x12\x14\n\x0cmax_sessions\x18\t \x01(\r\x12,\n\x08protocol\x18\n \x01(\x0b\x32\x1a.paceline.v1.ProtocolRange\x12\x16\n\x0ewants_features\x18\x0b \x01(\x08\x12\x19\n\x11uses_shared_noise\x18\x0c \x01(\x08\"\x8f\x01\n\x0c\x44raftRequest\x12\'\n\x05opens\x18\x01 \x03(\x0b\x32\x18.paceline.v1.SessionOpen\x12+\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.SessionCommit\x12)\n\x06\x63loses\x18\x03 \x03(\x0b\x32\x19.paceline.v1.SessionClose\"\xa2\x02\n\x0bSessionOpen\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x1b\n\x13\x63ommitted_token_ids\x18\x02 \x03(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x13\n\x0btemperature\x18\x04 \x01(\x02\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x1b\n\x13predicted_token_ids\x18\x06 \x03(\r\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\x12\x16\n\x0emax_tree_depth\x18\x08 \x01(\r\x12\x12\n\nprompt_len\x18\t \x01(\r\x12\x1c\n\x14wants_drawn_children\x18\x0c \x01(\x08\x12\x13\n\x0btraceparent\x18\x0e \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x0f \x01(\t\"Z\n\rSessionCommit\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0c\"\"\n\x0cSessionClose\x12\x12\n\nsession_id\x18\x01 \x01(\x04\"\x97\x01\n\rDraftResponse\x12(\n\tproposals\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Proposal\x12\x1b\n\x13unknown_session_ids\x18\x02 \x03(\x04\x12-\n\x08refusals\x18\x03 \x03(\x0b\x32\x1b.paceline.v1.SessionRefusal\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"V\n\x08Proposal\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12$\n\x04tree\x18\x03 \x01(\x0b\x32\x16.paceline.v1.TokenTree\"_\n\x0eSessionRefusal\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12)\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x1a.paceline.v1.DraftFallback\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t2\xb0\x01\n\x0c\x44raftService\x12\\\n\x0fGetCapabilities\x12#.paceline.v1.GetCapabilitiesRequest\x1a$.paceline.v1.GetCapabilitiesResponse\x12\x42\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpaceline/v1/draft_service.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"\x18\n\x16GetCapabilitiesRequest\"\xc1\x02\n\x17GetCapabilitiesResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x06 \x01(\r\x12\x16\n\x0emax_tree_depth\x18\x07 \x01(\r\x12\x1a\n\x12max_session_tokens\x18\x08 \x01(\r\x12\x14\n\x0cmax_sessions\x18\t \x01(\r\x12,\n\x08protocol\x18\n \x01(\x0b\x32\x1a.paceline.v1.ProtocolRange\x12\x16\n\x0ewants_features\x18\x0b \x01(\x08\x12\x19\n\x11uses_shared_noise\x18\x0c \x01(\x08\"\x8f\x01\n\x0c\x44raftRequest\x12\'\n\x05opens\x18\x01 \x03(\x0b\x32\x18.paceline.v1.SessionOpen\x12+\n\x07\x63ommits\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.SessionCommit\x12)\n\x06\x63loses\x18\x03 \x03(\x0b\x32\x19.paceline.v1.SessionClose\"\xb6\x02\n\x0bSessionOpen\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x1b\n\x13\x63ommitted_token_ids\x18\x02 \x03(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x13\n\x0btemperature\x18\x04 \x01(\x02\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x1b\n\x13predicted_token_ids\x18\x06 \x03(\r\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\x12\x16\n\x0emax_tree_depth\x18\x08 \x01(\r\x12\x12\n\nprompt_len\x18\t \x01(\r\x12\x1c\n\x14wants_drawn_children\x18\x0c \x01(\x08\x12\x13\n\x0btraceparent\x18\x0e \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x0f \x01(\t\x12\x12\n\ntracestate\x18\x10 \x01(\t\"Z\n\rSessionCommit\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0c\"\"\n\x0cSessionClose\x12\x12\n\nsession_id\x18\x01 \x01(\x04\"\x97\x01\n\rDraftResponse\x12(\n\tproposals\x18\x01 \x03(\x0b\x32\x15.paceline.v1.Proposal\x12\x1b\n\x13unknown_session_ids\x18\x02 \x03(\x04\x12-\n\x08refusals\x18\x03 \x03(\x0b\x32\x1b.paceline.v1.SessionRefusal\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\"V\n\x08Proposal\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12$\n\x04tree\x18\x03 \x01(\x0b\x32\x16.paceline.v1.TokenTree\"_\n\x0eSessionRefusal\x12\x12\n\nsession_id\x18\x01 \x01(\x04\x12)\n\x05\x63\x61use\x18\x02 \x01(\x0e\x32\x1a.paceline.v1.DraftFallback\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t2\xb0\x01\n\x0c\x44raftService\x12\\\n\x0fGetCapabilities\x12#.paceline.v1.GetCapabilitiesRequest\x1a$.paceline.v1.GetCapabilitiesResponse\x12\x42\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,17 +39,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTREQUEST']._serialized_start=424
   _globals['_DRAFTREQUEST']._serialized_end=567
   _globals['_SESSIONOPEN']._serialized_start=570
-  _globals['_SESSIONOPEN']._serialized_end=860
-  _globals['_SESSIONCOMMIT']._serialized_start=862
-  _globals['_SESSIONCOMMIT']._serialized_end=952
-  _globals['_SESSIONCLOSE']._serialized_start=954
-  _globals['_SESSIONCLOSE']._serialized_end=988
-  _globals['_DRAFTRESPONSE']._serialized_start=991
-  _globals['_DRAFTRESPONSE']._serialized_end=1142
-  _globals['_PROPOSAL']._serialized_start=1144
-  _globals['_PROPOSAL']._serialized_end=1230
-  _globals['_SESSIONREFUSAL']._serialized_start=1232
-  _globals['_SESSIONREFUSAL']._serialized_end=1327
-  _globals['_DRAFTSERVICE']._serialized_start=1330
-  _globals['_DRAFTSERVICE']._serialized_end=1506
+  _globals['_SESSIONOPEN']._serialized_end=880
+  _globals['_SESSIONCOMMIT']._serialized_start=882
+  _globals['_SESSIONCOMMIT']._serialized_end=972
+  _globals['_SESSIONCLOSE']._serialized_start=974
+  _globals['_SESSIONCLOSE']._serialized_end=1008
+  _globals['_DRAFTRESPONSE']._serialized_start=1011
+  _globals['_DRAFTRESPONSE']._serialized_end=1162
+  _globals['_PROPOSAL']._serialized_start=1164
+  _globals['_PROPOSAL']._serialized_end=1250
+  _globals['_SESSIONREFUSAL']._serialized_start=1252
+  _globals['_SESSIONREFUSAL']._serialized_end=1347
+  _globals['_DRAFTSERVICE']._serialized_start=1350
+  _globals['_DRAFTSERVICE']._serialized_end=1526
 # @@protoc_insertion_point(module_scope)

@@ -140,6 +140,7 @@ class SessionOpen(_message.Message):
     WANTS_DRAWN_CHILDREN_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.int
     """Unique on the stream and never reused."""
     seed: _builtins.int
@@ -160,6 +161,8 @@ class SessionOpen(_message.Message):
     traceparent: _builtins.str
     """W3C trace context of the sequence and the client's request id, for spans and logs; may be empty."""
     client_request_id: _builtins.str
+    tracestate: _builtins.str
+    """W3C state beside traceparent, at most 512 characters and 32 members; ignored if it is not valid."""
     @_builtins.property
     def committed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -181,10 +184,11 @@ class SessionOpen(_message.Message):
         wants_drawn_children: _builtins.bool = ...,
         traceparent: _builtins.str = ...,
         client_request_id: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_request_id", b"client_request_id", "committed_token_ids", b"committed_token_ids", "max_draft_tokens", b"max_draft_tokens", "max_tree_depth", b"max_tree_depth", "predicted_token_ids", b"predicted_token_ids", "prompt_len", b"prompt_len", "seed", b"seed", "session_id", b"session_id", "temperature", b"temperature", "tenant", b"tenant", "traceparent", b"traceparent", "wants_drawn_children", b"wants_drawn_children"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_request_id", b"client_request_id", "committed_token_ids", b"committed_token_ids", "max_draft_tokens", b"max_draft_tokens", "max_tree_depth", b"max_tree_depth", "predicted_token_ids", b"predicted_token_ids", "prompt_len", b"prompt_len", "seed", b"seed", "session_id", b"session_id", "temperature", b"temperature", "tenant", b"tenant", "traceparent", b"traceparent", "tracestate", b"tracestate", "wants_drawn_children", b"wants_drawn_children"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

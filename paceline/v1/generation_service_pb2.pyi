@@ -307,7 +307,9 @@ class GenerateRequest(_message.Message):
     predicted_output: _builtins.str
     """The client's guess of the output, a further source of drafts; never changes the result."""
     session_id: _builtins.str
-    """Keeps requests of one conversation on one verifier."""
+    """Keeps requests of one conversation on one verifier. Without it prompts that begin alike are kept
+    together, as long as that verifier is hardly busier than another.
+    """
     cache_salt: _builtins.str
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:

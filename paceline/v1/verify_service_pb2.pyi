@@ -224,6 +224,7 @@ class Start(_message.Message):
     CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Chosen by the gateway, unique on the stream and never reused."""
     priority: _types_pb2.PriorityClass.ValueType
@@ -236,6 +237,8 @@ class Start(_message.Message):
     client_request_id: _builtins.str
     """The client's request id and W3C trace context, for logs and spans."""
     traceparent: _builtins.str
+    tracestate: _builtins.str
+    """W3C state beside traceparent, at most 512 characters and 32 members; ignored if it is not valid."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -276,10 +279,11 @@ class Start(_message.Message):
         client_request_id: _builtins.str = ...,
         traceparent: _builtins.str = ...,
         structured_output: _types_pb2.StructuredOutput | None = ...,
+        tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "drafting", b"drafting", "limits", b"limits", "num_logprobs", b"num_logprobs", "sampling", b"sampling", "structured_output", b"structured_output", "time_remaining", b"time_remaining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "drafting", b"drafting", "emitted_token_ids", b"emitted_token_ids", "limits", b"limits", "num_logprobs", b"num_logprobs", "predicted_token_ids", b"predicted_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "structured_output", b"structured_output", "tenant", b"tenant", "time_remaining", b"time_remaining", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "drafting", b"drafting", "emitted_token_ids", b"emitted_token_ids", "limits", b"limits", "num_logprobs", b"num_logprobs", "predicted_token_ids", b"predicted_token_ids", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "structured_output", b"structured_output", "tenant", b"tenant", "time_remaining", b"time_remaining", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015

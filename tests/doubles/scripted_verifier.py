@@ -269,6 +269,19 @@ class ScriptedVerifier(VerifyServiceServicer):
             self._changed.notify_all()
 
 
+def failing_after(verifier: ScriptedVerifier, num_answers: int) -> Script:
+    """Answer some requests, then fail all others."""
+    works = model_steps()
+
+    def script(start: messages.Start) -> Iterable[messages.AttachResponse]:
+        if len(verifier.starts) <= num_answers:
+            return works(start)
+        failure = messages.Failure(request_id=start.request_id, code=13, message="scripted")
+        return [messages.AttachResponse(failures=[failure])]
+
+    return script
+
+
 @asynccontextmanager
 async def serving(
     verifier: ScriptedVerifier, address: str = "127.0.0.1:0", tls: ServerTls | None = None

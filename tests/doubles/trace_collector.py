@@ -53,6 +53,8 @@ class SeenSpan:
     trace_id: str
     span_id: str
     parent_id: str
+    state: str
+    """The W3C ``tracestate`` that the span was part of."""
     start_ns: int
     end_ns: int
     has_failed: bool
@@ -130,6 +132,7 @@ def _seen(service: str, span: trace_pb2.Span) -> SeenSpan:
         trace_id=span.trace_id.hex(),
         span_id=span.span_id.hex(),
         parent_id=span.parent_span_id.hex(),
+        state=span.trace_state,
         start_ns=span.start_time_unix_nano,
         end_ns=span.end_time_unix_nano,
         has_failed=span.status.code == trace_pb2.Status.STATUS_CODE_ERROR,

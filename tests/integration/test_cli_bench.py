@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,8 +21,8 @@ from tests.doubles.scripted_verifier import (
     RUNS,
     ScriptedVerifier,
     expected_token_ids,
+    failing_after,
     model_info,
-    model_steps,
     serving,
     step,
 )
@@ -155,21 +155,6 @@ async def test_a_command_whose_first_requests_take_too_long_stops_at_once(
     assert "no request was answered in time" in shown.err
     assert shown.err.endswith("; allow more with --timeout\n")
     assert shown.err.count("\n") == 1
-
-
-def failing_after(
-    verifier: ScriptedVerifier, num_answers: int
-) -> Callable[[verify.Start], Iterable[verify.AttachResponse]]:
-    """Answer some requests, then fail all others."""
-    works = model_steps()
-
-    def script(start: verify.Start) -> Iterable[verify.AttachResponse]:
-        if len(verifier.starts) <= num_answers:
-            return works(start)
-        failure = verify.Failure(request_id=start.request_id, code=13, message="scripted")
-        return [verify.AttachResponse(failures=[failure])]
-
-    return script
 
 
 async def test_lossless_says_so_when_all_ids_are_the_same(
@@ -315,9 +300,9 @@ async def test_a_file_of_prompts_that_makes_no_sense_is_misuse(
 @pytest.mark.parametrize(
     ("flags", "code", "told"),
     [
-        (("--pool", "nowhere"), 1, "drafting.pool"),
-        (("--temperature", "nan"), 2, "sampling.temperature"),
-        (("--timeout", "0"), 2, "timeout is 0"),
+        (("--pool", "nowhere"), 2, "--pool: there is no 'nowhere'; available: "),
+        (("--temperature", "nan"), 2, "--temperature: nan is not in [0, 10]; choose a value"),
+        (("--timeout", "0"), 2, "--timeout is 0"),
         (("--max-gap", "nan"), 2, "--max-gap is at least 0"),
         (("--address", "127.0.0.1:1"), 1, "no gateway answers"),
     ],

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.failover import kill_draft_service, kill_verifiers
+from bench.kill_line import started
+from paceline.errors import EngineFailed
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
+
+
+async def test_a_process_that_does_not_come_back_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(EngineFailed, match=r"^draft ended with code 2: .*nonsense") as failed:
+        await started("draft", "draft_service", tmp_path, "--drafter", "nonsense")
+
+    assert str(tmp_path / "draft.log") in failed.value.message
 
 
 async def test_two_kills_of_a_verifier_fail_no_request_and_change_no_id() -> None:

@@ -195,7 +195,10 @@ async def test_every_option_reaches_the_verifier(
 
     await running.stub.Generate(
         request,
-        metadata=(("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"),),
+        metadata=(
+            ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"),
+            ("tracestate", "vendor=opaque"),
+        ),
         timeout=5,
     )
 
@@ -210,6 +213,7 @@ async def test_every_option_reaches_the_verifier(
     assert start.cache_salt == "salt"
     assert start.client_request_id == "mine"
     assert start.traceparent.startswith("00-aaaa")
+    assert start.tracestate == "vendor=opaque"
     assert 0 < start.time_remaining.ToSeconds() <= 5
 
 

@@ -69,6 +69,9 @@ HOSTILE = {
     "structured_output.json_schema": 'text: "a" structured_output { json_schema: "'
     + "x" * 100_001
     + '" }',
+    "structured_output.json_schema ": 'text: "a" structured_output { json_schema: "[]" }',
+    "structured_output.json_schema  ": 'text: "a" structured_output { json_schema: " true" }',
+    "structured_output.choice ": 'text: "a" structured_output { choice { options: ["a", ""] } }',
     "request_id": f'text: "a" request_id: "{"x" * 129}"',
     "request_id ": 'text: "a" request_id: "two\\nlines"',
     "session_id": f'text: "a" session_id: "{"x" * 257}"',

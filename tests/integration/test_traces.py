@@ -19,7 +19,8 @@ from paceline import otlp_tracing
 from paceline.v1 import generation_service_pb2 as messages
 from tests.doubles.model_folders import write_model_folder
 from tests.doubles.running_gateway import RunningGateway, running_gateway
-from tests.doubles.running_verifier import make_engine, running_verifier
+from tests.doubles.running_verifier import POOL, make_engine, running_drafter, running_verifier
+from tests.doubles.scripted_drafter import ScriptedDrafter
 from tests.doubles.trace_collector import (
     SeenSpan,
     TraceCollector,
@@ -32,6 +33,7 @@ from verify_service.settings import VerifySettings
 pytestmark = pytest.mark.asyncio
 
 TINY = Path(__file__).resolve().parents[1] / "models" / "tiny"
+STATE = "vendor=opaque,tenant@system=1"
 CALLER = f"00-{'a1' * 16}-{'b2' * 8}-01"
 GENERATE = "paceline.v1.GenerationService/Generate"
 ATTACH = "paceline.v1.VerifyService/Attach"
@@ -94,9 +96,12 @@ def only(spans: list[SeenSpan]) -> SeenSpan:
 
 
 async def test_one_trace_holds_the_work_of_all_three_services() -> None:
+    """B097."""
     with running_collector() as collector:
         async with traced_line(collector.endpoint) as gateway:
-            answer, trailers = await generated(gateway, asking(), ("traceparent", CALLER))
+            answer, trailers = await generated(
+                gateway, asking(), ("traceparent", CALLER), ("tracestate", STATE)
+            )
 
         root = only(collector.spans("paceline-gateway", GENERATE))
         stay = only(collector.spans("paceline-gateway", ATTACH))
@@ -108,6 +113,7 @@ async def test_one_trace_holds_the_work_of_all_three_services() -> None:
         }
 
         assert {span.trace_id for span in collector.spans()} == {"a1" * 16}
+        assert {span.state for span in collector.spans()} == {STATE}
         assert root.parent_id == "b2" * 8
         assert stay.parent_id == root.span_id
         assert sequence.parent_id == stay.span_id
@@ -117,7 +123,30 @@ async def test_one_trace_holds_the_work_of_all_three_services() -> None:
         assert answer.usage.completion_tokens == 24
 
 
+@pytest.mark.parametrize(
+    ("traceparent", "state", "arriving"),
+    [(CALLER, STATE, (CALLER, STATE)), (CALLER, "No State", (CALLER, "")), ("no", STATE, ("", ""))],
+)
+async def test_services_that_trace_nothing_hand_the_context_on(
+    tmp_path: Path, traceparent: str, state: str, arriving: tuple[str, str]
+) -> None:
+    drafter = ScriptedDrafter()
+    async with (
+        running_drafter(drafter) as draft_address,
+        running_verifier(make_engine(), {POOL: draft_address}) as (_, address),
+        running_gateway(write_model_folder(tmp_path), address) as gateway,
+    ):
+        request = messages.GenerateRequest(token_ids=messages.TokenIds(ids=[3, 4, 5]))
+        request.stopping.max_tokens = 8
+        request.drafting.pool = POOL
+        await generated(gateway, request, ("traceparent", traceparent), ("tracestate", state))
+
+    opened = next(message.opens[0] for message in drafter.requests if message.opens)
+    assert (opened.traceparent, opened.tracestate) == arriving
+
+
 async def test_steps_tell_what_was_drafted_and_accepted() -> None:
+    """B097: with their nodes and what was accepted of them."""
     with running_collector() as collector:
         async with traced_line(collector.endpoint) as gateway:
             answer, _ = await generated(gateway, asking())

@@ -197,6 +197,67 @@ def test_a_constraint_without_exit_is_a_clear_error() -> None:
     assert error.reason == "CONSTRAINT_DEAD_END"
 
 
+DEAD_ENDS = types_pb2.StructuredOutput(
+    grammar='start: "a" ("x" endless | "y" "z")\nendless: endless "q"'
+)
+"""After "ax" nothing may follow, and it is no end either."""
+
+
+def _ids(text: str) -> list[int]:
+    vocabulary = _tokenizer().get_vocab()
+    return [vocabulary[letter] for letter in text]
+
+
+def test_a_draft_into_a_dead_end_changes_nothing_for_other_ways() -> None:
+    """B081: the grammar library keeps errors for good, so a look there must leave no mark."""
+    constraint = _compiler().compile(DEAD_ENDS)
+    constraint.commit(_ids("a"))
+
+    before = constraint.mask(())
+    behind = constraint.mask(_ids("x"))
+    after = constraint.mask(())
+
+    assert not behind.any()
+    assert before.equal(after)
+    assert constraint.mask(_ids("y")).nonzero().flatten().tolist() == _ids("z")
+    assert constraint.num_allowed(_ids("yz")) == 2
+
+
+@pytest.mark.parametrize("oracle", [None, [*PROMPT, *_ids("axz")]])
+def test_an_answer_that_runs_into_a_dead_end_is_no_answer(oracle: list[int] | None) -> None:
+    """B081: drafted or not, the request ends with the reason, not as if it were complete."""
+    output = types_pb2.StructuredOutput(grammar='start: "ax" endless\nendless: endless "q"')
+
+    error = _run(output, seed=1, oracle=oracle).error
+
+    assert isinstance(error, Mismatch)
+    assert error.reason == "CONSTRAINT_DEAD_END"
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        types_pb2.StructuredOutput(json_schema='{"$ref": "#"}'),
+        types_pb2.StructuredOutput(regex=r"[^\s\S]"),
+        types_pb2.StructuredOutput(regex=r"a[^\s\S]"),
+        types_pb2.StructuredOutput(grammar="start: start"),
+    ],
+)
+def test_what_no_text_can_be_of_is_refused(output: types_pb2.StructuredOutput) -> None:
+    with pytest.raises(InvalidRequest, match="no text can be of it") as refused:
+        _compiler().compile(output)
+
+    assert refused.value.field == f"structured_output.{output.WhichOneof('constraint')}"
+
+
+@pytest.mark.parametrize("pattern", ["()", "$", "(?:)"])
+def test_what_only_the_empty_text_is_of_ends_at_once(pattern: str) -> None:
+    emitted = _run(types_pb2.StructuredOutput(regex=pattern), seed=1, oracle=None)
+
+    assert emitted.token_ids == [EOS]
+    assert emitted.error is None
+
+
 @pytest.mark.parametrize(
     ("output", "field"),
     [

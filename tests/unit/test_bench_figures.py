@@ -155,3 +155,23 @@ async def test_tree_of_64_nodes_is_small_on_the_wire() -> None:
     (bar,) = await wire.measure()
 
     assert bar.met
+
+
+def test_a_script_that_breaks_loses_no_figure_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fine() -> list[Bar]:
+        return [Bar(2, "speed", 3.25, 3.0)]
+
+    async def broken() -> list[Bar]:
+        raise KeyError("late")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bars, "SCRIPTS", {"first": fine, "second": broken, "third": fine})
+
+    assert bars.main([]) == 1
+
+    shown = capsys.readouterr()
+    assert shown.out.count("met") == 2
+    assert "second could not be measured" in shown.err
+    assert "KeyError: 'late'" in shown.err

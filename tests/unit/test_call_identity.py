@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.call_identity import identity_trailers, request_id_of
+from paceline.trace_context import NO_TRACE, TraceContext
 
 PROXY = (("user-agent", "x"), ("x-request-id", "from-a-proxy"))
 
@@ -25,5 +26,6 @@ def test_an_unfit_id_is_replaced_by_a_new_one_each_time(unfit: str | bytes) -> N
 
 
 def test_trailers_tell_the_trace_only_where_there_is_one() -> None:
-    assert identity_trailers("mine", "") == (("paceline-request-id", "mine"),)
-    assert dict(identity_trailers("mine", "00-a-b-01"))["traceparent"] == "00-a-b-01"
+    assert identity_trailers("mine", NO_TRACE) == (("paceline-request-id", "mine"),)
+    trailers = identity_trailers("mine", TraceContext("00-a-b-01", "a=1"))
+    assert trailers == (("paceline-request-id", "mine"), ("traceparent", "00-a-b-01"))

@@ -3,12 +3,20 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.cli.main import main
-from paceline.errors import InvalidRequest, Unavailable
+from paceline.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    NotFound,
+    PacelineError,
+    Unavailable,
+)
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import types_pb2
 from tests.doubles.scripted_gateway import (
@@ -136,4 +144,127 @@ async def test_option_that_the_server_refuses_is_a_misuse(
 
     assert await _run(ScriptedGateway(turn), "hi", "--top-p", "3") == 2
 
-    assert "sampling.top_p" in capsys.readouterr().err
+    assert capsys.readouterr().err == "paceline: error: --top-p: must be in (0, 1]\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            NotFound("drafting.pool: there is no 'x'; available: ngram", field="drafting.pool"),
+            "--pool: there is no 'x'; available: ngram",
+        ),
+        (
+            InvalidRequest("stopping.stop[0]: is empty; leave it out", field="stopping.stop[0]"),
+            "--stop: is empty; leave it out",
+        ),
+        (
+            InvalidRequest("limits.ignore_eos would never end", field="limits.ignore_eos"),
+            "--ignore-eos would never end",
+        ),
+        (InvalidRequest("n: 17 is not in [1, 16]", field="n"), "n: 17 is not in [1, 16]"),
+        (InvalidRequest("text: is empty", field="text"), "the prompt: is empty"),
+        (InvalidRequest("\x1b[31mred\u2028\u202e", field="seed"), "--seed: ?[31mred ?"),
+        (InvalidRequest("x" * 5000), "x" * 1000 + " ..."),
+    ],
+)
+async def test_a_refusal_is_one_harmless_line_that_names_the_flag(
+    error: PacelineError, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await _run(ScriptedGateway(Turn(error=error)), "hi") == 2
+
+    assert capsys.readouterr().err == f"paceline: error: {told}\n"
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+async def test_what_came_before_an_error_is_shown(
+    as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault = EngineFailed("a fault of its own")
+    gateway = ScriptedGateway(Turn((started(), delta("Hel", 4)), error=fault))
+
+    assert await _run(gateway, "hi", *(["--json"] if as_json else [])) == 1
+
+    shown = capsys.readouterr()
+    assert shown.err == "paceline: error: a fault of its own\n"
+    if as_json:
+        answer = json.loads(shown.out)
+        assert (answer["text"], answer["finish_reason"]) == ("Hel", "unknown")
+    else:
+        assert shown.out == "Hel\n"
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+async def test_a_request_refused_after_its_start_shows_nothing(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A constraint is refused by the verifier, after the gateway has said that it has started."""
+    refused = InvalidRequest("structured_output.regex: no", field="structured_output.regex")
+
+    assert await _run(ScriptedGateway(Turn((started(),), error=refused)), "hi", *flags) == 2
+
+    assert capsys.readouterr() == ("", "paceline: error: --regex: no\n")
+
+
+async def test_an_answer_that_takes_too_long_names_the_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    late = Turn(error=DeadlineExceeded("the deadline passed"))
+
+    assert await _run(ScriptedGateway(late), "hi", "--timeout", "7.5") == 1
+
+    assert capsys.readouterr().err == (
+        "paceline: error: the answer took longer than --timeout 7.5 s; allow more\n"
+    )
+
+
+async def test_a_constrained_answer_that_was_cut_off_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cut = Turn((started(), delta('{"a'), finished(types_pb2.FINISH_REASON_LENGTH), summary(3)))
+
+    assert await _run(ScriptedGateway(cut), "hi", "--regex", "a+") == 0
+    constrained = capsys.readouterr()
+    assert await _run(ScriptedGateway(cut), "hi") == 0
+    free = capsys.readouterr()
+
+    assert constrained.out == free.out == '{"a\n'
+    assert constrained.err == (
+        "cut off at the most tokens allowed, perhaps short of --regex; see --max-tokens\n"
+    )
+    assert free.err == ""
+
+
+async def test_a_prompt_of_several_words_without_quotes_is_told_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert await asyncio.to_thread(main, ["generate", "tell", "me", "more"]) == 2
+
+    assert capsys.readouterr().err == (
+        "paceline generate: error: unrecognized arguments: me more (put a prompt of several words "
+        "in quotes); see paceline generate --help\n"
+    )
+
+
+async def test_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    gateway, schema = ScriptedGateway(HELLO), tmp_path / "schema.json"
+    schema.write_bytes(b'\xef\xbb\xbf{"type": "null"}')
+
+    await _run(gateway, "hi", "--json-schema", str(schema))
+
+    assert gateway.requests[0].structured_output.json_schema == '{"type": "null"}'
+
+
+@pytest.mark.parametrize("key", ["", " \n", "two\nlines", "two words", "caf\u00e9", "x" * 9000])
+async def test_a_key_that_no_header_can_carry_is_refused_before_it_is_sent(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway, path = ScriptedGateway(), tmp_path / "key"
+    path.write_text(key)
+
+    assert await _run(gateway, "hi", "--api-key-file", str(path)) == 2
+
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"paceline: error: --api-key-file {path}: an API key or token is one")
+    assert key.strip() not in shown or not key.strip()
+    assert not gateway.requests

@@ -51,6 +51,9 @@ def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         (["generate", "--grammar", "missing.lark", "x"], "--grammar missing.lark: No such file"),
         (["generate", "--address", "nowhere", "x"], "--address is host:port, such as"),
         (["generate", "--address", "http://a:1", "x"], "--address is host:port without a scheme"),
+        (["generate", "--max-tokens", "1_0", "x"], "--max-tokens: 1_0 is not a whole number"),
+        (["generate", "--seed", "\u0663", "x"], "--seed: \u0663 is not a whole number"),
+        (["bench", "7"], "paceline bench: error: unrecognized arguments: 7; see paceline bench"),
         (["fly"], "invalid choice: 'fly'"),
         ([], "required: COMMAND"),
     ],
@@ -62,6 +65,44 @@ def test_misuse_is_one_line_and_code_2(
 
     shown = capsys.readouterr().err
     assert message in shown
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "host",
+        "host:",
+        ":1",
+        "host:x",
+        "host:70000",
+        "host:-1",
+        "host:+1",
+        "host:0",
+        "host:1/",
+        "host :1",
+        "user@host:1",
+        "host:1:1",
+        "host:1,host:2",
+        "::1:1",
+        "[::1",
+        "[::1]",
+        "host:\uff11",
+        "h\u00e9:1",
+        "\udcff:1",
+        "ipv4:127.0.0.1",
+        "ipv6:[::1]",
+        "dns:",
+    ],
+)
+def test_an_address_that_cannot_be_one_is_refused_before_anything_is_dialled(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", f"--address={address}", "x"]) == 2
+
+    shown = capsys.readouterr().err
+    assert shown.startswith("paceline: error: --address ")
     assert shown.count("\n") == 1
 
 
@@ -99,7 +140,16 @@ def test_every_whole_number_has_a_range() -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["127.0.0.1:1", "[::1]:1", "gateway:50051", "dns:///gateway:50051", "unix:/tmp/socket"],
+    [
+        "127.0.0.1:1",
+        "[::1]:1",
+        "[fe80::1%eth0]:1",
+        "my_gateway.my-space.svc:50051",
+        "dns:///gateway:50051",
+        "ipv4:127.0.0.1:1,127.0.0.2:1",
+        "ipv6:[::1]:1",
+        "unix:/tmp/socket",
+    ],
 )
 def test_every_target_of_grpc_is_an_address(target: str) -> None:
     assert gateway_address(target) == target

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
+from gateway.affinity import ANYWHERE, PREFIX_TOKENS, Affinity, affinity_of
 from gateway.counters import Counters
-from gateway.generation import VerifierLoad
+from gateway.generation import Sampling, SequenceRequest, TokenLimits, VerifierLoad
 from gateway.verifier_codec import model_info_from_proto
 from gateway.verifier_link import LinkTimes, VerifierLink
 from gateway.verifier_pool import VerifierPool, choose_link
@@ -37,6 +40,32 @@ def link(address: str, *, num_running: int = 0, model: str = "scripted") -> Veri
     return made
 
 
+def sequence(
+    beginning: Iterable[int], rest: Iterable[int] = (), *, tenant: str = "", salt: str = ""
+) -> SequenceRequest:
+    """Return a sequence with a prompt."""
+    return SequenceRequest(
+        prompt_token_ids=(*beginning, *rest),
+        emitted_token_ids=(),
+        sampling=Sampling(),
+        limits=TokenLimits(8),
+        tenant=tenant,
+        cache_salt=salt,
+    )
+
+
+def session(name: str) -> Affinity:
+    """Return the affinity of a session."""
+    return affinity_of(name, sequence((1, 2)))
+
+
+def prompt(
+    beginning: Iterable[int], rest: Iterable[int] = (), *, tenant: str = "", salt: str = ""
+) -> Affinity:
+    """Return the affinity of a prompt without a session."""
+    return affinity_of("", sequence(beginning, rest, tenant=tenant, salt=salt))
+
+
 def pool_of(*links: VerifierLink) -> VerifierPool:
     """Return a pool of links."""
     pool = VerifierPool()
@@ -51,24 +80,88 @@ def test_the_least_loaded_verifier_is_taken() -> None:
     assert pool.choose("scripted").address == "c:1"
 
 
+@pytest.mark.asyncio
+async def test_a_verifier_that_promises_less_takes_no_request_over() -> None:
+    """Two engines may serve one name: a seeded answer must not go on where seeds fix none."""
+    full, lesser = link("a:1", num_running=9), link("b:1")
+    weaker = model_info()
+    weaker.capabilities.seeded_invariance = False
+    lesser.info = model_info_from_proto(weaker)
+    assert full.info is not None
+    promised = full.info.capabilities
+
+    assert pool_of(full, lesser).choose("scripted", promised=promised) is full
+    assert pool_of(full, lesser).choose("scripted", promised=lesser.info.capabilities) is lesser
+    with pytest.raises(Unavailable):
+        pool_of(lesser).choose("scripted", promised=promised)
+    with pytest.raises(Unavailable):
+        await pool_of(lesser).choose_within(0.01, "scripted", ANYWHERE, avoid=(), promised=promised)
+
+
+@pytest.mark.parametrize(
+    "lost", ["penalties", "logit_bias", "structured_output", "seeded_invariance", "max_logprobs"]
+)
+def test_what_one_verifier_lacks_it_does_not_cover(lost: str) -> None:
+    full, lesser = model_info(), model_info()
+    lesser.capabilities.ClearField(lost)  # type: ignore[arg-type]  # a literal
+    promised = model_info_from_proto(full).capabilities
+    offered = model_info_from_proto(lesser).capabilities
+
+    assert promised.cover(promised)
+    assert promised.cover(offered)
+    assert not offered.cover(promised)
+
+
 def test_a_session_stays_on_its_verifier_until_that_is_much_busier() -> None:
     links = [link("a:1"), link("b:1"), link("c:1")]
-    own = choose_link(links, "session")
+    own = choose_link(links, session("session"))
     for one in links:
         one.loads.reset(VerifierLoad(num_running=0 if one is not own else 4))
-    still_own = choose_link(links, "session")
+    still_own = choose_link(links, session("session"))
     own.loads.reset(VerifierLoad(num_running=9))
-    moved = choose_link(links, "session")
+    moved = choose_link(links, session("session"))
 
     assert still_own is own
     assert moved is not own
-    assert {choose_link(links, f"s{i}").address for i in range(50)} <= {"a:1", "b:1", "c:1"}
+    assert {choose_link(links, session(f"s{i}")).address for i in range(50)} <= {
+        "a:1",
+        "b:1",
+        "c:1",
+    }
+
+
+@pytest.mark.parametrize("salt", ["", "other"])
+def test_prompts_that_begin_alike_go_to_one_verifier_while_it_is_hardly_busier(salt: str) -> None:
+    links = [link("a:1"), link("b:1"), link("c:1")]
+    alike = [prompt(range(PREFIX_TOKENS), (number,), salt=salt) for number in range(20)]
+
+    (own,) = {choose_link(links, each) for each in alike}
+    for one in links:
+        one.loads.reset(VerifierLoad(num_running=5 if one is not own else 7))
+    assert choose_link(links, alike[0]) is own
+    own.loads.reset(VerifierLoad(num_running=8))
+    assert choose_link(links, alike[0]) is not own
+
+
+def test_prompts_that_begin_otherwise_or_belong_to_others_spread() -> None:
+    links = [link("a:1"), link("b:1"), link("c:1")]
+    beginnings = [prompt(range(number, number + PREFIX_TOKENS)) for number in range(60)]
+    salts = [prompt(range(PREFIX_TOKENS), salt=str(number)) for number in range(60)]
+    tenants = [prompt(range(PREFIX_TOKENS), tenant=str(number)) for number in range(60)]
+
+    for affinities in (beginnings, salts, tenants):
+        assert len({choose_link(links, each).address for each in affinities}) == 3
+
+
+def test_short_prompts_go_where_the_load_is_least() -> None:
+    assert prompt(range(PREFIX_TOKENS - 1)) is ANYWHERE
+    assert affinity_of("session", sequence(range(PREFIX_TOKENS))).key == "session"
 
 
 def test_sessions_spread_over_verifiers() -> None:
     links = [link("a:1"), link("b:1"), link("c:1")]
 
-    assert len({choose_link(links, f"session-{i}").address for i in range(60)}) == 3
+    assert len({choose_link(links, session(f"session-{i}")).address for i in range(60)}) == 3
 
 
 def test_draining_and_lost_verifiers_are_left_out() -> None:
@@ -122,8 +215,8 @@ async def test_waiting_for_a_verifier_ends_when_one_comes_or_all_have_refused() 
     usable = link("a:1")
     pool = pool_of(usable)
 
-    assert await pool.choose_within(0.1, "scripted", "", avoid=()) is usable
-    assert await pool.choose_within(0.1, "scripted", "", avoid={"a:1"}) is None
+    assert await pool.choose_within(0.1, "scripted", ANYWHERE, avoid=()) is usable
+    assert await pool.choose_within(0.1, "scripted", ANYWHERE, avoid={"a:1"}) is None
     usable.problem = Unavailable("lost")
     with pytest.raises(Unavailable):
-        await pool.choose_within(0.01, "scripted", "", avoid=())
+        await pool.choose_within(0.01, "scripted", ANYWHERE, avoid=())

@@ -1,4 +1,4 @@
-"""Every known failure of other servers that a verifier could repeat is tested, or ruled out."""
+"""Every known failure of other servers that ours could repeat is tested, or ruled out."""
 
 from __future__ import annotations
 
@@ -94,6 +94,20 @@ KNOWN_FAILURES = {
     "B082": "the grammar advances twice",
     "B083": "a grammar that begins mid-run is not enforced",
     "B084": "output stops where a draft left the grammar",
+    "B085": "characters of several tokens arrive broken",
+    "B086": "streamed pieces do not add up to the answer",
+    "B087": "markup is cut or shown where its tokens are split",
+    "B088": "markup is missed where several of its tokens come at once",
+    "B089": "counts of drafts are wrong or missing",
+    "B090": "the mean length is defined otherwise than published",
+    "B091": "the root counts as drafted",
+    "B092": "a metric's name is a prefix of another's",
+    "B093": "ratios are averaged, not pooled",
+    "B094": "a setting is read by nobody",
+    "B095": "a limit is used by nobody",
+    "B096": "flags are not forwarded",
+    "B097": "spans of drafts and verification are lost",
+    "B098": "acceptance collapses and nobody notices",
     "B111": "a session longer than the drafter takes fails",
     "B112": "the drafter's own limit is read out of range",
     "B113": "vocabularies are not compared",
@@ -102,7 +116,8 @@ KNOWN_FAILURES = {
     "B116": "another tokenizer snapshot is in use",
 }
 """By id: what went wrong elsewhere. Greedy and sampled output, options, log-probabilities, limits,
-cache, batching, structured output, the drafter's vocabulary and context."""
+cache, batching, structured output, text, figures and settings, the drafter's vocabulary and
+context."""
 
 
 def _named(text: str) -> set[str]:

@@ -109,3 +109,18 @@ async def test_status_of_a_foreign_server_is_understood_without_details() -> Non
 
     assert type(got) is errors.InvalidRequest
     assert got.message
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("letter", ["x", "\u65e5", "\U0001f389", "\n", "\udcff"])
+async def test_a_long_message_is_cut_and_its_status_never_lost(letter: str) -> None:
+    """Each letter is escaped otherwise; longer trailers would be dropped with some probability."""
+    sent = errors.Overloaded(
+        letter * 100_000, field="a.b", reason="A_CAUSE", retry_after_seconds=1.5, quota="per_second"
+    )
+
+    for _ in range(5):
+        got = await _caught(_failing(sent))
+        assert (got.field, got.reason, got.quota) == ("a.b", "A_CAUSE", "per_second")
+        assert got.message.endswith(" ...")
+        assert 300 < len(got.message) < 1100 or letter == "\U0001f389"

@@ -18,7 +18,7 @@ from paceline.errors import ConfigurationError
 from paceline.serving import Server
 from paceline.settings import load_settings
 from paceline.tls import DialTls, ServerTls, channel_credentials, server_credentials
-from tests.doubles.certificates import Authority
+from tests.doubles.certificates import Authority, Identity
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 FLAGS = ("--verifiers", "127.0.0.1:1", "--model", "m")
@@ -95,6 +95,27 @@ async def test_a_replaced_certificate_is_shown_to_the_next_connection(tmp_path: 
             assert not await _answers(address, old.dial())
 
     assert [line["event"] for line in logs].count("certificate_changed") == 1
+
+
+@pytest.mark.asyncio
+async def test_a_replaced_client_authority_decides_about_the_next_connection(
+    tmp_path: Path,
+) -> None:
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    tls = old.server(old.identity("server"), mutual=True)
+    former, current = old.identity("client"), new.identity("client")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(old.ca.read_bytes())
+
+    def shown(identity: Identity) -> DialTls:
+        return DialTls(trusted, identity.certificate, identity.private_key)
+
+    async with _served(tls) as address:
+        assert await _answers(address, shown(former))
+        assert not await _answers(address, shown(current))
+        old.ca.write_bytes(new.ca.read_bytes())
+        assert await _answers(address, shown(current))
+        assert not await _answers(address, shown(former))
 
 
 @pytest.mark.asyncio

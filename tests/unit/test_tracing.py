@@ -1,4 +1,4 @@
-"""Tracing is off unless asked for, and trace contexts are what W3C says or nothing."""
+"""Tracing is off unless asked for; a client joins the trace of a traced application."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from paceline.client_tracing import traced_call
 from paceline.errors import ConfigurationError, Unavailable
-from paceline.tracing import log_fields, open_tracer, trace_id_of, traceparent_in, valid_traceparent
+from paceline.trace_context import context_in
+from paceline.tracing import open_tracer
 from tests.doubles.trace_collector import wait_for_exports
-
-CONTEXT = f"00-{'0a' * 16}-{'0b' * 8}-01"
 
 
 @pytest.fixture(autouse=True)
@@ -75,32 +74,6 @@ def test_an_endpoint_that_is_no_url_is_refused(endpoint: str) -> None:
         open_tracer("gateway", endpoint, 1.0)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        CONTEXT.upper(),
-        CONTEXT[:-1],
-        CONTEXT + "-01",
-        "ff" + CONTEXT[2:],
-        f"00-{'0' * 32}-{'0b' * 8}-01",
-        f"00-{'0a' * 16}-{'0' * 16}-01",
-        b"00",
-        None,
-    ],
-)
-def test_what_is_no_trace_context_counts_as_none(value: object) -> None:
-    assert valid_traceparent(value) == ""
-
-
-def test_a_trace_context_is_found_and_names_its_trace() -> None:
-    assert traceparent_in((("a", "b"), ("traceparent", CONTEXT))) == CONTEXT
-    assert traceparent_in(None) == ""
-    assert trace_id_of(CONTEXT) == "0a" * 16
-    assert log_fields("mine", CONTEXT) == {"request_id": "mine", "trace_id": "0a" * 16}
-    assert log_fields("", "") == {}
-
-
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """Where the spans of an application with the SDK go."""
@@ -120,9 +93,30 @@ def test_a_call_of_a_traced_application_carries_its_trace(exporter: InMemorySpan
     call = next(span for span in exporter.get_finished_spans() if span.name.endswith("/Generate"))
     assert call.parent == work.get_span_context()
     assert metadata[0] == ("authorization", "x")
-    sent = traceparent_in(metadata)
+    sent = context_in(metadata).traceparent
     assert sent.startswith(f"00-{call.context.trace_id:032x}-{call.context.span_id:016x}-0")
     assert int(sent[-2:]) & trace.TraceFlags.SAMPLED
+
+
+def test_a_call_hands_on_the_state_of_the_application_s_trace(
+    exporter: InMemorySpanExporter,
+) -> None:
+    del exporter
+    caller = trace.SpanContext(
+        trace_id=0xA1,
+        span_id=0xB2,
+        is_remote=True,
+        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+        trace_state=trace.TraceState([("vendor", "opaque"), ("tenant@system", "1 2")]),
+    )
+    with (
+        trace.use_span(trace.NonRecordingSpan(caller)),
+        traced_call("Generate", ()) as metadata,
+    ):
+        sent = context_in(metadata)
+
+    assert sent.trace_id == f"{0xA1:032x}"
+    assert sent.tracestate == "vendor=opaque,tenant@system=1 2"
 
 
 def test_a_failed_call_ends_its_span_with_an_error(exporter: InMemorySpanExporter) -> None:

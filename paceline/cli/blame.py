@@ -1,0 +1,55 @@
+"""Errors in the words of the command line: flags where the gateway names fields of a request."""
+
+from __future__ import annotations
+
+import argparse
+
+from paceline.cli.address import answers
+from paceline.errors import InvalidRequest, NotFound, PacelineError, Unavailable
+
+_PROMPT_FIELDS = frozenset({"text", "chat", "token_ids", "messages", "prompt"})
+
+
+def blamed(error: PacelineError, options: argparse.Namespace) -> PacelineError:
+    """Return the error to show: the same, but with the flag or the address at fault in it."""
+    match error:
+        case Unavailable():
+            return _unavailable(error, getattr(options, "address", ""))
+        case InvalidRequest() | NotFound():
+            return _of_a_flag(error, options)
+        case _:
+            return error
+
+
+def _unavailable(error: Unavailable, address: str) -> Unavailable:
+    if not address:
+        return error
+    if not answers(address):
+        return Unavailable(
+            f"no gateway answers at {address}: start one with `paceline up --demo`, "
+            "or name another with --address"
+        )
+    if "backend unhealthy" not in error.message:
+        return error
+    return Unavailable(
+        f"the gateway at {address} is not ready: `paceline doctor --gateway {address}` says why"
+    )
+
+
+def _of_a_flag(error: InvalidRequest | NotFound, options: argparse.Namespace) -> PacelineError:
+    flag = _flag(error.field, options)
+    if not flag:
+        return error
+    rest = error.message.removeprefix(error.field)
+    message = f"{flag}{rest}" if rest != error.message else f"{flag}: {error.message}"
+    message = message.removeprefix(f"{flag}: ") if rest.startswith(f": {flag} ") else message
+    return type(error)(message, field=error.field, reason=error.reason)
+
+
+def _flag(field: str, options: argparse.Namespace) -> str:
+    """Return the flag for a field such as ``sampling.top_p``; empty if the command has none."""
+    name = field.rpartition(".")[2].partition("[")[0]
+    if name in vars(options):
+        return f"--{name.replace('_', '-')}"
+    is_prompt = field.partition(".")[0].partition("[")[0] in _PROMPT_FIELDS
+    return "the prompt" if is_prompt and "prompt" in vars(options) else ""
