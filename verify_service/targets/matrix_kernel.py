@@ -17,12 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
-import numba
 from llvmlite import binding, ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from paceline.compiled_code import code_folder, compiled_callback, compiled_part
+from verify_service.targets import team_tasks
+from verify_service.targets.team_tasks import array_at, take
 
 PANEL: Final = 16
 """Outputs that lie side by side."""
@@ -47,8 +48,7 @@ the weights aligned to 32 bytes.
 """
 
 _code: Final[Any] = cgutils
-_array: Final[Any] = vars(numba)["carray"]
-_FOLDER: Final = code_folder([Path(__file__)])
+_FOLDER: Final = code_folder([Path(__file__), Path(team_tasks.__file__)])
 _INT64: Final = ir.IntType(64)
 _INT32: Final = ir.IntType(32)
 _REAL: Final = ir.FloatType()
@@ -140,17 +140,6 @@ def _write_prefetch(builder: Any, address: Any) -> None:
     builder.call(function, [pointer, _READ, _TO_SECOND_LEVEL, _DATA])
 
 
-def _fetch_add(_context: object, address: Any, amount: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return type and generator of an atomic addition that returns the former number."""
-
-    def generate(_context: object, builder: Any, _signature: object, values: Any) -> Any:
-        pointer = builder.inttoptr(values[0], _INT64.as_pointer())
-        return builder.atomic_rmw("add", pointer, values[1], "monotonic")
-
-    return types.int64(address, amount), generate
-
-
-_take: Final = cast(Callable[[int, int], int], intrinsic(_fetch_add))
 _one, _two, _three, _four, _five, _six = (_tile_of(count) for count in range(1, _TILE_ROWS + 1))
 _part = partial(compiled_part, _nrt=False)
 
@@ -208,9 +197,9 @@ def _multiply_panel(task: Any, panel: int, first: int, last: int) -> None:
 
 def _multiply(address: Any) -> None:
     """Multiply panels that no other thread has taken, until there are none."""
-    task = _array(address, TASK_FIELDS)
+    task = array_at(address, TASK_FIELDS)
     while True:
-        start = _take(task.ctypes.data, task[CHUNK])
+        start = take(task.ctypes.data, task[CHUNK])
         if start >= task[NUM_PANELS]:
             return
         stop = min(start + task[CHUNK], task[NUM_PANELS])
@@ -220,7 +209,5 @@ def _multiply(address: Any) -> None:
                 _multiply_panel(task, panel, first, last)
 
 
-_SIGNATURE: Final = "void(CPointer(int64))"
-
-multiply: Final = compiled_callback(_multiply, _FOLDER, _SIGNATURE)
+multiply: Final = compiled_callback(_multiply, _FOLDER, team_tasks.SIGNATURE)
 """Address of what every thread of a team calls with the address of one task."""

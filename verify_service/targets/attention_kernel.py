@@ -1,0 +1,249 @@
+"""
+What each row attends to, compiled for the CPU.
+
+A row's path is walked from the oldest key to the row itself, in the same code whichever thread does
+it and whatever rows stand beside it, so that its bits depend on nothing else (see ``row_kernels``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from paceline.compiled_code import code_folder, compiled_callback
+from verify_service.targets import row_kernels, team_tasks
+from verify_service.targets.attention_step import ScoreArithmetic
+from verify_service.targets.row_kernels import (
+    CONTEXT_LEN,
+    FIRST_KEY,
+    NO_PARENT,
+    ONE,
+    PARENT,
+    POSITION,
+    SLOT,
+    TWO,
+    ZERO,
+    Integers,
+    Reals,
+    exp,
+    part,
+)
+from verify_service.targets.team_tasks import array_at, integers_at, reals_at, take
+from verify_service.targets.thread_team import run_on_team
+
+(
+    _NEXT,
+    _NUM_ROWS,
+    _NUM_HEADS,
+    _NUM_KV_HEADS,
+    _DIM,
+    _NUM_SLOTS,
+    _NUM_KEY_SLOTS,
+    _LONGEST,
+    _WINDOW,
+    _QUERIES,
+    _KEYS,
+    _VALUES,
+    _ROWS,
+    _KEY_SLOTS,
+    _SCALARS,
+    _OUT,
+) = range(16)
+_TASK_FIELDS: Final = 16
+"""Columns of a task, int64: the next row that no thread has taken, sizes, and addresses."""
+
+_Task = ctypes.c_int64 * _TASK_FIELDS
+_Scalars = ctypes.c_float * 2
+
+
+@part
+def _write_scores(
+    queries: Reals, keys: Reals, slots: Integers, group: int, scaling: float, scores: Reals
+) -> None:
+    """Write the products of the queries of one key head with all keys of a path."""
+    dim = queries.shape[1]
+    count = scores.shape[0]
+    num_paired = count // 4 * 4
+    for h in range(0, num_paired, 4):
+        a, b, c, d = queries[h], queries[h + 1], queries[h + 2], queries[h + 3]
+        for j in range(slots.shape[0]):
+            key = keys[slots[j], group]
+            sum_a = sum_b = sum_c = sum_d = ZERO
+            for i in range(dim):
+                x = key[i]
+                sum_a += a[i] * x
+                sum_b += b[i] * x
+                sum_c += c[i] * x
+                sum_d += d[i] * x
+            scores[h, j] = sum_a * scaling
+            scores[h + 1, j] = sum_b * scaling
+            scores[h + 2, j] = sum_c * scaling
+            scores[h + 3, j] = sum_d * scaling
+    for h in range(num_paired, count):
+        query = queries[h]
+        for j in range(slots.shape[0]):
+            key = keys[slots[j], group]
+            total = ZERO
+            for i in range(dim):
+                total += query[i] * key[i]
+            scores[h, j] = total * scaling
+
+
+@part
+def _to_weights(scores: Reals, softcap: float) -> None:
+    """Turn the scores of one query into weights that add up to 1; ``softcap`` 0 caps nothing."""
+    count = scores.shape[0]
+    if softcap > ZERO:
+        for j in range(count):
+            scores[j] = softcap * (ONE - TWO / (ONE + exp(TWO * scores[j] / softcap)))
+    largest = scores[0]
+    for j in range(1, count):
+        largest = max(largest, scores[j])
+    total = ZERO
+    for j in range(count):
+        weight = exp(scores[j] - largest)
+        scores[j] = weight
+        total += weight
+    inverse = ONE / total
+    for j in range(count):
+        scores[j] *= inverse
+
+
+@part
+def _write_sums(weights: Reals, values: Reals, slots: Integers, group: int, out: Reals) -> None:
+    """Write the weighted sums of the values of a path, for the queries of one key head."""
+    dim = out.shape[1]
+    num_keys = slots.shape[0]
+    out[:] = ZERO
+    num_paired = num_keys // 4 * 4
+    for j in range(0, num_paired, 4):
+        a, b = values[slots[j], group], values[slots[j + 1], group]
+        c, d = values[slots[j + 2], group], values[slots[j + 3], group]
+        for h in range(out.shape[0]):
+            weight, result = weights[h], out[h]
+            of_a, of_b, of_c, of_d = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
+            for i in range(dim):
+                result[i] += of_a * a[i] + of_b * b[i] + of_c * c[i] + of_d * d[i]
+    for j in range(num_paired, num_keys):
+        value = values[slots[j], group]
+        for h in range(out.shape[0]):
+            share, result = weights[h, j], out[h]
+            for i in range(dim):
+                result[i] += share * value[i]
+
+
+@part
+def _write_path(
+    row: int, first_key: int, window: int, rows: Integers, key_slots: Integers, path: Integers
+) -> int:
+    """Write the slots that a row sees, oldest first, and return how many they are."""
+    position = rows[row, POSITION]
+    oldest = max(position - window + 1, 0) if window > 0 else 0
+    context_len = rows[row, CONTEXT_LEN]
+    count = int(max(context_len - oldest, 0))
+    path[:count] = key_slots[first_key + oldest : first_key + oldest + count]
+    end = count
+    ancestor = row
+    while ancestor != NO_PARENT and rows[ancestor, POSITION] >= oldest:
+        path[end] = rows[ancestor, SLOT]
+        end += 1
+        ancestor = rows[ancestor, PARENT]
+    path[count:end] = path[count:end][::-1].copy()
+    return end
+
+
+def _attend(address: Any) -> None:
+    """Attend for rows that no other thread has taken, until there are none."""
+    task = array_at(address, _TASK_FIELDS)
+    num_rows, dim, longest = task[_NUM_ROWS], task[_DIM], task[_LONGEST]
+    shape = (num_rows, task[_NUM_HEADS], dim)
+    cache = (task[_NUM_SLOTS], task[_NUM_KV_HEADS], dim)
+    queries, out = (
+        array_at(reals_at(task[_QUERIES]), shape),
+        array_at(reals_at(task[_OUT]), shape),
+    )
+    keys, values = (
+        array_at(reals_at(task[_KEYS]), cache),
+        array_at(reals_at(task[_VALUES]), cache),
+    )
+    rows = array_at(integers_at(task[_ROWS]), (num_rows, row_kernels.ROW_FIELDS))
+    key_slots = array_at(integers_at(task[_KEY_SLOTS]), task[_NUM_KEY_SLOTS])
+    scaling, softcap = array_at(reals_at(task[_SCALARS]), 2)
+    size = task[_NUM_HEADS] // task[_NUM_KV_HEADS]
+    scores = np.empty((size, longest), np.float32)
+    path = np.empty(longest, np.int64)
+    row = take(task.ctypes.data, 1)
+    while row < num_rows:
+        count = _write_path(row, rows[row, FIRST_KEY], task[_WINDOW], rows, key_slots, path)
+        slots, weights = path[:count], scores[:, :count]
+        for group in range(task[_NUM_KV_HEADS]):
+            first = group * size
+            _write_scores(queries[row, first : first + size], keys, slots, group, scaling, weights)
+            for h in range(size):
+                _to_weights(scores[h, :count], softcap)
+            _write_sums(weights, values, slots, group, out[row, first : first + size])
+        row = take(task.ctypes.data, 1)
+
+
+_attend_in_parts: Final = compiled_callback(
+    _attend,
+    code_folder([Path(__file__), Path(row_kernels.__file__), Path(team_tasks.__file__)]),
+    team_tasks.SIGNATURE,
+)
+
+
+class RowTable:
+    """The rows of a step and where the keys of their contexts lie, for the kernel to read."""
+
+    def __init__(self, rows: Integers, key_slots: Integers, longest: int) -> None:
+        """
+        ``rows``: [num_rows, ROW_FIELDS], see ``row_kernels``; ``longest``: no path is longer.
+
+        Both arrays are contiguous.
+        """
+        self.rows = rows
+        self._key_slots = key_slots
+        self._longest = longest
+        self._addresses = rows.ctypes.data, key_slots.ctypes.data
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        arithmetic: ScoreArithmetic,
+        window: int | None,
+        out: torch.Tensor,
+        *,
+        alone: bool,
+    ) -> None:
+        """
+        Write what each row attends to  # queries, out: [>= num_rows, heads, dim].
+
+        ``keys``, ``values``: [num_slots, num_kv_heads, dim], those of the rows included. All are
+        contiguous float32. The calling thread does it, and unless ``alone`` the others of its team.
+        """
+        scalars = _Scalars(arithmetic.scaling, arithmetic.softcap or 0.0)
+        rows, key_slots = self._addresses
+        task = _Task(
+            0,
+            self.rows.shape[0],
+            queries.shape[1],
+            *keys.shape[1:],
+            keys.shape[0],
+            self._key_slots.shape[0],
+            self._longest,
+            window or 0,
+            queries.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            rows,
+            key_slots,
+            ctypes.addressof(scalars),
+            out.data_ptr(),
+        )
+        run_on_team(_attend_in_parts(), ctypes.addressof(task), alone=alone)
