@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"{name} could not be measured: {told}")
             continue
         bars.extend(found)
-        say(_table(found))
+        if len(names) > 1:
+            say(_table(found))
     all_met = report(bars)
     return 0 if all_met and not broken else 1
 

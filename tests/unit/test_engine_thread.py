@@ -10,14 +10,18 @@ import pytest
 
 from paceline.errors import EngineFailed, Overloaded
 from paceline.tree import TokenTree
+from tests.doubles.engine_harness import POOL
 from tests.doubles.small_engine import MARKOV, VOCAB, ids, request, run, small_engine
 from verify_service.engine import engine_thread
 from verify_service.engine.engine_thread import EngineThread
+from verify_service.engine.sequence import Drafting
 from verify_service.engine.step_engine import StepEngine
 from verify_service.engine.steps import (
     CancelSequence,
     Command,
+    PoolUp,
     SequenceFailure,
+    SessionOpened,
     StepOutput,
     Submit,
     TreeFact,
@@ -32,12 +36,16 @@ class Outputs:
         self.thread: EngineThread | None = None
         self.token_ids: dict[int, list[int]] = {}
         self.ended: dict[int, SequenceFailure | None] = {}
+        self.opened = threading.Event()
+        """Some drafter was told to open a session."""
         self._changed = threading.Condition()
 
     def take(self, output: StepOutput) -> None:
         """Take one output, as the service does."""
         if self.thread is not None:
             self.thread.output_read()
+        if any(isinstance(event, SessionOpened) for event in output.session_events):
+            self.opened.set()
         with self._changed:
             for step in output.steps:
                 self.token_ids.setdefault(step.sequence_id, []).extend(step.token_ids)
@@ -74,14 +82,42 @@ class BrokenEngine(StepEngine):
         super().check_integrity()
 
 
+class PoolWatch(StepEngine):
+    """Notes whether drafters knew of their sessions when the next step after ``PoolUp`` began."""
+
+    def __init__(self, outputs: Outputs) -> None:
+        target = TableTarget(MARKOV, vocab_size=VOCAB, context_length=128)
+        super().__init__(target, small_engine().config)
+        self.knew: list[bool] = []
+        self.may_go_on = threading.Event()
+        self._outputs = outputs
+        self._is_back = False
+
+    def apply(self, command: Command) -> None:
+        """Apply, and note that the pool is back."""
+        super().apply(command)
+        self._is_back = self._is_back or isinstance(command, PoolUp)
+
+    def step(self) -> StepOutput:
+        """Do one step; once tokens are out, wait for the test."""
+        if self._outputs.token_ids:
+            assert self.may_go_on.wait(2.0)
+        if self._is_back:
+            self._is_back = False
+            self.knew.append(self._outputs.opened.is_set())
+        return super().step()
+
+
 def _broken_engine() -> BrokenEngine:
     config = small_engine().config
     return BrokenEngine(TableTarget(MARKOV, vocab_size=VOCAB, context_length=128), config)
 
 
 @contextmanager
-def _running(engine: StepEngine) -> Iterator[tuple[EngineThread, Outputs]]:
-    outputs = Outputs()
+def _running(
+    engine: StepEngine, outputs: Outputs | None = None
+) -> Iterator[tuple[EngineThread, Outputs]]:
+    outputs = outputs or Outputs()
     thread = outputs.thread = EngineThread(engine)
     thread.start(outputs.take)
     try:
@@ -126,6 +162,20 @@ def test_fault_found_while_idle_does_not_end_the_thread() -> None:
         outputs.wait(lambda: 1 in outputs.ended)
 
     assert outputs.ended[1] is None
+
+
+def test_sessions_at_a_pool_that_is_back_are_opened_before_the_next_step() -> None:
+    """Its drafter works during that step, and not only after it."""
+    outputs = Outputs()
+    engine = PoolWatch(outputs)
+    with _running(engine, outputs) as (thread, _):
+        thread.send(Submit(request(1, max_tokens=100), Drafting(POOL)))
+        outputs.wait(lambda: bool(outputs.token_ids))
+        thread.send(PoolUp(POOL))
+        engine.may_go_on.set()
+        outputs.wait(lambda: 1 in outputs.ended)
+
+    assert engine.knew == [True]
 
 
 def test_full_inbox_drops_trees_and_refuses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,11 @@ class DraftPools:
         """Mark a pool, new ones too, as usable (None) or not; its sessions are gone either way."""
         self.pools.setdefault(name, Pool(name)).cause = cause
 
+    @property
+    def has_opened(self) -> bool:
+        """Whether links have to open sessions: until they do, a drafter cannot begin."""
+        return any(isinstance(event, SessionOpened) for event in self._events)
+
     def take_events(self) -> tuple[SessionEvent, ...]:
         """Return, and forget, what links have to send."""
         events = tuple(self._events)

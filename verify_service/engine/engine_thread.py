@@ -124,6 +124,7 @@ class EngineThread:
         """Take commands and do a step; a fault of ours ends the sequences, never the thread."""
         try:
             self._drain()
+            self._tell_news()
             if not self._engine.has_work():
                 self._tell()
                 self._idle()
@@ -142,6 +143,12 @@ class EngineThread:
             if not self._engine.can_take_early(self._inbox[0]):
                 return
             self._engine.apply(self._inbox.popleft())
+
+    def _tell_news(self) -> None:
+        news = self._engine.take_news()
+        if news is not None:
+            self._tell()
+            self._publish(news)
 
     def _tell(self) -> None:
         output, self._untold = self._untold, None

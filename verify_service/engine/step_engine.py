@@ -169,6 +169,10 @@ class StepEngine:
             self.settle()
         return self._take_output()
 
+    def take_news(self) -> StepOutput | None:
+        """Return what cannot wait for the next step's end, sessions to be opened; None: nothing."""
+        return self._take_output() if self.pools.has_opened else None
+
     def draft_wait_seconds(self) -> float:
         """Return how long the next step may wait for trees that are on their way."""
         return draft_selection.draft_wait_seconds(
