@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc.aio
@@ -56,6 +56,16 @@ class PlayedVerifier:
             response = await self.receive()
             if any(proposal.base_len == base_len for proposal in response.proposals):
                 return response
+
+    async def receive_of(self, session_ids: Iterable[int]) -> DraftResponse:
+        """Return as one the messages that answer these sessions: opening them may take several."""
+        left, whole = set(session_ids), DraftResponse()
+        while left:
+            response = await self.receive()
+            whole.MergeFrom(response)
+            left -= {proposal.session_id for proposal in response.proposals}
+            left -= {refusal.session_id for refusal in response.refusals}
+        return whole
 
     async def receive_unknown(self) -> DraftResponse:
         """Return the next message that reports unknown sessions, skipping trees before it."""
