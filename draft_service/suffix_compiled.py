@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
-from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -61,10 +60,7 @@ def _prefetch(_context: object, array: Any, _index: object) -> tuple[Any, Callab
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         pointer = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t)
-        number = cgutils.int32_t
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
-        builder.call(function, [pointer, number(0), number(3), number(1)])
+        compiled_code.write_prefetch(builder, pointer, level=3)
         return context.get_dummy_value()
 
     return types.void(array, types.intp), generate

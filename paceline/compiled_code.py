@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import numba
+from llvmlite import ir
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -89,6 +90,19 @@ def compiled_callback(
         return int(made.address)
 
     return address
+
+
+def write_prefetch(builder: Any, address: Any, level: int) -> None:
+    """
+    Generate LLVM's prefetch of data to be read, for intrinsics of compiled functions.
+
+    ``address``: a pointer to bytes, of anything; ``level``: 3 for all caches, 2 from the second on.
+    """
+    number = ir.IntType(32)
+    pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+    builder.call(function, [address, number(0), number(level), number(1)])
 
 
 def _made(make: Callable[..., Any], function: Callable[..., object], folder: str) -> Any:

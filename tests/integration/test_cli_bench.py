@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 import pytest_asyncio
-from structlog.testing import capture_logs
 
 from paceline.cli.main import main
 from paceline.noise_keys import token_noise
 from paceline.v1 import types_pb2
 from paceline.v1 import verify_service_pb2 as verify
+from tests.doubles.gateway_command import command
 from tests.doubles.running_gateway import RunningGateway, running_gateway
 from tests.doubles.scripted_verifier import (
     RUNS,
@@ -29,7 +29,6 @@ from tests.doubles.scripted_verifier import (
 
 pytestmark = pytest.mark.asyncio
 
-PLAIN = ("--max-tokens", "12")
 OTHER = 3
 """Never what the scripted model says first."""
 
@@ -40,13 +39,6 @@ def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.txt"
     path.write_text('one plain prompt\n{"prompt": "def f(x):", "workload": "code"}\n')
     return path
-
-
-async def command(name: str, running: RunningGateway, prompts: Path, *flags: str) -> int:
-    """Run a command against the gateway."""
-    fixed = [name, "--address", running.gateway.address, "--prompts", str(prompts), *PLAIN]
-    with capture_logs():
-        return await asyncio.to_thread(main, [*fixed, *flags])
 
 
 async def test_bench_compares_plain_and_drafted_at_each_concurrency(

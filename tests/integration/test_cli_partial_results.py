@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
-from paceline.cli.main import main
+from tests.doubles.gateway_command import command
 from tests.doubles.running_gateway import RunningGateway
 from tests.doubles.scripted_verifier import ScriptedVerifier, failing_after
 
@@ -21,13 +19,6 @@ def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.txt"
     path.write_text("one plain prompt\nanother\n")
     return path
-
-
-async def command(name: str, running: RunningGateway, prompts: Path, *flags: str) -> int:
-    """Run a command against the gateway."""
-    fixed = [name, "--address", running.gateway.address, "--prompts", str(prompts)]
-    with capture_logs():
-        return await asyncio.to_thread(main, [*fixed, "--max-tokens", "12", *flags])
 
 
 async def test_bench_shows_what_was_measured_before_it_stops(

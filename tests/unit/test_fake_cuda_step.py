@@ -8,20 +8,16 @@ captured region, and types and strides that the kernel does not take.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
-from paceline.tree import TokenTree
+from tests.doubles.choice_cases import OPTIONS, selected
 from tests.doubles.fake_cuda import CUDA, FakeCuda, FakeEvent, NoCopies
 from tests.doubles.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny_model
-from verify_service.engine.draft_selection import Selected
 from verify_service.engine.row_choices import DrawnChoices
-from verify_service.engine.sampling import SamplingParams, TokenLimits
-from verify_service.engine.scheduler import Turn
-from verify_service.engine.sequence import Drafting, Request, Sequence
 from verify_service.targets.fused_layers import fuse_layers
 from verify_service.targets.load_check import check_tree_attention
 from verify_service.targets.model_graphs import ModelStep
@@ -103,32 +99,6 @@ def test_a_captured_step_never_leaves_the_device(
             assert (output.device, output.dtype) == (CUDA, torch.float32)
             assert output.shape == (shape.num_rows, VOCAB_SIZE)
     assert kernel.num_calls == len(shapes) * len(traits)
-
-
-SAMPLED = SamplingParams(temperature=0.8, seed=3)
-OPTIONS = [
-    SamplingParams(),
-    SAMPLED,
-    replace(SAMPLED, top_k=40),
-    replace(SAMPLED, top_p=0.9),
-    replace(SAMPLED, top_k=50, top_p=0.95, min_p=0.01),
-    replace(SAMPLED, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2),
-    replace(SAMPLED, logit_bias={3: 4.0, 9: -100.0}),
-]
-
-
-def selected(number: int, params: SamplingParams) -> Selected:
-    limits = TokenLimits(max_tokens=90, min_tokens=3, stop_token_ids=frozenset({2}))
-    request = Request(
-        number,
-        (3, 4, 5, 4),
-        (5, 6),
-        sampling=params,
-        limits=limits,
-        num_logprobs=number % 3 or None,
-    )
-    turn = Turn(Sequence(request, Drafting(), 0.0, 8), 1, is_decode=True)
-    return Selected(turn, TokenTree((5, 6, 7, 8), (0, 0, 1, 3)))
 
 
 @pytest.mark.timeout(120)

@@ -21,7 +21,7 @@ from llvmlite import binding, ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from paceline.compiled_code import code_folder, compiled_callback, compiled_part
+from paceline.compiled_code import code_folder, compiled_callback, compiled_part, write_prefetch
 from verify_service.targets import team_tasks
 from verify_service.targets.team_tasks import array_at, take
 
@@ -55,7 +55,6 @@ _REAL: Final = ir.FloatType()
 _REALS: Final = ir.VectorType(_REAL, PANEL)
 _HALVES: Final = ir.VectorType(ir.HalfType(), PANEL)
 _NO_REALS: Final = ir.Constant(_REALS, ir.Undefined)
-_READ, _TO_SECOND_LEVEL, _DATA = _INT32(0), _INT32(2), _INT32(1)
 
 Tile = Callable[[int, int, int, int, int, int, int, int], None]
 
@@ -115,7 +114,9 @@ def _write_tile(
     kind = ir.FunctionType(_REALS, [_REALS, _REALS, _REALS])
     multiply_add = _code.get_or_insert_function(builder.module, kind, f"llvm.fma.v{PANEL}f32")
     with _code.for_range(builder, depth) as loop:
-        _write_prefetch(builder, builder.add(ahead, builder.mul(loop.index, ahead_step)))
+        next_address = builder.add(ahead, builder.mul(loop.index, ahead_step))
+        next_bytes = builder.inttoptr(next_address, cgutils.voidptr_t)
+        write_prefetch(builder, next_bytes, level=2)
         halves = builder.load(builder.gep(panel, [loop.index]), align=PANEL * _WEIGHT_BYTES)
         factors = builder.fpext(halves, _REALS)
         for pointer, total in zip(row_pointers, sums, strict=True):
@@ -131,13 +132,6 @@ def _broadcast(builder: Any, value: Any) -> Any:
     first = builder.insert_element(_NO_REALS, value, _INT32(0))
     lanes = ir.Constant(ir.VectorType(_INT32, PANEL), [0] * PANEL)
     return builder.shuffle_vector(first, _NO_REALS, lanes)
-
-
-def _write_prefetch(builder: Any, address: Any) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [_code.voidptr_t, _INT32, _INT32, _INT32])
-    function = builder.module.declare_intrinsic("llvm.prefetch", [_code.voidptr_t], kind)
-    pointer = builder.inttoptr(address, _code.voidptr_t)
-    builder.call(function, [pointer, _READ, _TO_SECOND_LEVEL, _DATA])
 
 
 _one, _two, _three, _four, _five, _six = (_tile_of(count) for count in range(1, _TILE_ROWS + 1))
