@@ -40,11 +40,15 @@ class StepWatch:
             request_id=self._next_id,
             prompt_token_ids=self._prompt,
             sampling=types_pb2.SamplingParams(temperature=0.0, seed=self._next_id),
-            limits=types_pb2.TokenLimits(max_tokens=10 * MAX_TOKENS, ignore_eos=True),
+            limits=types_pb2.TokenLimits(max_tokens=self._next_len(), ignore_eos=True),
             drafting=types_pb2.DraftingPolicy(pool=POOL),
         )
         self._next_id += 1
         self._outgoing.put_nowait(messages.AttachRequest(starts=[start]))
+
+    def _next_len(self) -> int:
+        """Return lengths that differ: sequences that all end in one step would not be seen."""
+        return 10 * MAX_TOKENS + self._next_id % NUM_SEQUENCES * MAX_TOKENS
 
     async def requests(self) -> AsyncIterator[messages.AttachRequest]:
         """Yield what to send."""
@@ -57,8 +61,7 @@ class StepWatch:
             if not result.is_prefill and result.token_ids:
                 self._look_at(result)
             if result.finish_reason:
-                self._without_pool.discard(result.request_id)
-                self._waiting.pop(result.request_id, None)
+                self._end(result.request_id)
                 self.start()
 
     async def until_unreachable(self) -> None:
@@ -74,6 +77,11 @@ class StepWatch:
                 await asyncio.sleep(0.01)
         lost, self._lost = self._lost, []
         return sum(lost) / len(lost)
+
+    def _end(self, number: int) -> None:
+        self._without_pool.discard(number)
+        if number in self._waiting:
+            self._lost.append(self._waiting.pop(number))
 
     def _look_at(self, result: messages.StepResult) -> None:
         number = result.request_id

@@ -27,6 +27,7 @@ from draft_service.ngram_tree import Growth, TreeGrower
 
 _OCCURRENCES_PER_ORDER = 8
 """More than these say little new, and each costs about half a microsecond."""
+_WARM_UP_SESSIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,11 @@ class NgramDrafter:
         self._options = options
 
     def warm_up(self) -> None:
-        """Run one small session, so that everything is imported and compiled to bytecode."""
-        session = self.open(SessionSpec(committed_token_ids=[1, 2, 3] * 50))
-        session.propose(DraftLimits(max_draft_tokens=8, max_tree_depth=8))
-        session.close()
+        """Run small sessions; the interpreter adapts to its use what it has run often."""
+        for _ in range(_WARM_UP_SESSIONS):
+            session = self.open(SessionSpec(committed_token_ids=[1, 2, 3] * 50))
+            session.propose(DraftLimits(max_draft_tokens=8, max_tree_depth=8))
+            session.close()
 
     def open(self, spec: SessionSpec) -> DraftSession:
         """Return a session that has indexed the tokens of ``spec``."""

@@ -19,6 +19,7 @@ SEPARATOR = 0xFFFFFFFF
 """Stands between two texts in the index; equals no token id."""
 
 _NO_POSITION = -1
+_MASK16 = 0xFFFF
 _MASK32 = 0xFFFFFFFF
 _MULTIPLIER = 0x9E3779B1
 _FOLD = 0x85EBCA6B
@@ -84,15 +85,19 @@ class _HashChain:
         if len(hashed) == 0:
             return np.empty(0, np.int32)
         heads = np.frombuffer(self.heads, np.int32)
-        buckets = (hashed & np.uint32(self.mask)).astype(np.int64)
-        by_bucket = np.argsort(buckets, kind="stable")
+        buckets = hashed & np.uint32(self.mask)
+        # Numbers of 16 bits are sorted by radix, ten times as fast as wider ones.
+        narrow = buckets.astype(np.uint16) if self.mask <= _MASK16 else buckets
+        by_bucket = np.argsort(narrow, kind="stable")
         in_order = buckets[by_bucket]
-        is_first = np.concatenate(([True], in_order[1:] != in_order[:-1]))
-        is_last = np.concatenate((is_first[1:], [True]))
         positions = (by_bucket + start).astype(np.int32)
+        linked = heads[in_order]
+        is_linked = in_order[1:] == in_order[:-1]
+        np.copyto(linked[1:], positions[:-1], where=is_linked)
         previous = np.empty(len(hashed), np.int32)
-        previous[by_bucket] = np.where(is_first, heads[in_order], np.roll(positions, 1))
-        heads[in_order[is_last]] = positions[is_last]
+        previous[by_bucket] = linked
+        # Of equal buckets the last assignment stands, and stably sorted that is the latest.
+        heads[in_order] = positions
         return previous
 
 

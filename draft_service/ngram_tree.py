@@ -207,7 +207,9 @@ def _agreed_slot(matches: Sequence[Match], depth: int) -> int:
     bucket = bucket_of(matches[0], depth)
     if len(matches) == 1:
         return sole_slot(bucket)
-    num_occurrences = sum(bucket_of(match, depth) == bucket for match in matches)
+    num_occurrences = 1
+    for match in matches[1:]:
+        num_occurrences += bucket_of(match, depth) == bucket
     return evidence_slot(bucket, num_occurrences, 1, is_first=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
@@ -19,7 +19,7 @@ from draft_service.sessions import SessionTable, TableLimits
 from draft_service.settings import DraftSettings
 from paceline.admin import AdminServer
 from paceline.metrics import service_registry
-from paceline.serving import Server, termination_signal
+from paceline.serving import Server, settle_heap, termination_signal
 from paceline.tracing import check_tracing, open_tracer
 from paceline.unreadable import ReadableCalls
 from paceline.v1 import draft_service_pb2
@@ -51,8 +51,14 @@ class DraftServer:
 
 
 @asynccontextmanager
-async def running_server(settings: DraftSettings, drafter: Drafter) -> AsyncIterator[DraftServer]:
-    """Serve a drafter as the settings say; raises ``ConfigurationError`` if it cannot listen."""
+async def running_server(
+    settings: DraftSettings, drafter: Drafter, when_warm: Callable[[], None] = lambda: None
+) -> AsyncIterator[DraftServer]:
+    """
+    Serve a drafter as the settings say; ``when_warm`` is called before it says that it is ready.
+
+    Raises ``ConfigurationError`` if it cannot listen.
+    """
     limits = _table_limits(settings)
     table, registry = SessionTable(drafter, limits), service_registry("draft")
     name = settings.name or drafter.info.kind
@@ -80,7 +86,7 @@ async def running_server(settings: DraftSettings, drafter: Drafter) -> AsyncIter
     try:
         if settings.admin_listen:
             await admin.start(settings.admin_listen)
-        await asyncio.to_thread(drafter.warm_up)
+        await asyncio.to_thread(_warm_up, drafter, when_warm)
         servicer.is_warm = True
         await server.set_ready(True)
         log.info("ready", address=address)
@@ -98,7 +104,7 @@ async def serve(settings: DraftSettings) -> None:
     check_tracing(settings.otlp_endpoint)
     async with (
         termination_signal() as terminated,
-        running_server(settings, create_drafter(settings)) as server,
+        running_server(settings, create_drafter(settings), settle_heap) as server,
     ):
         await terminated.wait()
         log.info("draining", drain_seconds=settings.drain_seconds)
@@ -107,6 +113,11 @@ async def serve(settings: DraftSettings) -> None:
             drain_seconds=settings.drain_seconds,
         )
     log.info("stopped")
+
+
+def _warm_up(drafter: Drafter, when_warm: Callable[[], None]) -> None:
+    drafter.warm_up()
+    when_warm()
 
 
 def _table_limits(settings: DraftSettings) -> TableLimits:

@@ -32,7 +32,7 @@ from paceline.v1.draft_service_pb2 import (
 )
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer
 
-_OPENING_SECONDS: Final = 0.002
+_OPENING_SECONDS: Final = 0.0005
 """So long sessions are opened before those that are open are answered: indexing a text takes up to
 milliseconds, and a step of a small target hardly more."""
 

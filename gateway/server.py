@@ -30,7 +30,7 @@ from gateway.verifier_pool import VerifierPool
 from paceline.admin import AdminServer
 from paceline.file_watch import FileWatch
 from paceline.metrics import service_registry
-from paceline.serving import Server, termination_signal
+from paceline.serving import Server, settle_heap, termination_signal
 from paceline.tls import channel_credentials
 from paceline.tracing import open_tracer
 from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceServicer_to_server
@@ -181,6 +181,7 @@ async def open_gateway(
 async def serve(settings: GatewaySettings, config: ConfigFile | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     async with termination_signal() as terminated, open_gateway(settings, config) as gateway:
+        settle_heap()
         fault = asyncio.create_task(gateway.wait_for_fault())
         signal = asyncio.create_task(terminated.wait())
         await asyncio.wait((fault, signal), return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -97,6 +98,19 @@ class Server:
 
     async def _set(self, name: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         await self._health.set(name, status)
+
+
+def settle_heap() -> None:
+    """
+    Collect garbage, and leave what lives now out of all later collections.
+
+    For a process whose start is over: modules and a model are some hundred thousand objects that
+    live as long as it does, and a full collection that visits them stops every stream for up to a
+    third of a second.
+    """
+    gc.collect()
+    gc.freeze()
+    log.info("heap_settled", num_objects=gc.get_freeze_count())
 
 
 def _probe(address: str) -> None:

@@ -14,7 +14,7 @@ from paceline.admin import AdminServer
 from paceline.errors import ConfigurationError, EngineFailed
 from paceline.metrics import service_registry
 from paceline.routing import follow_routing
-from paceline.serving import Server, termination_signal
+from paceline.serving import Server, settle_heap, termination_signal
 from paceline.tls import channel_credentials
 from paceline.tracing import open_tracer
 from paceline.unreadable import ReadableCalls
@@ -257,6 +257,7 @@ class VerifyServer:
 async def serve(settings: VerifySettings) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     loaded = await asyncio.to_thread(load, settings)
+    settle_heap()
     async with termination_signal() as terminated:
         server = VerifyServer(loaded, settings)
         await server.start()

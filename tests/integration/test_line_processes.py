@@ -143,6 +143,24 @@ async def test_a_verifier_told_to_stop_finishes_what_it_runs() -> None:
     assert [each.token_ids for each in finished] == [each.token_ids for each in plain]
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("draft_service", ()),
+        ("verify_service", ("--model", str(TINY_MODEL))),
+        ("gateway", ("--model", str(TINY_MODEL), "--verifiers", "127.0.0.1:9")),
+    ],
+)
+async def test_no_stream_waits_while_what_the_start_made_is_searched_for_garbage(
+    module: str, arguments: tuple[str, ...]
+) -> None:
+    async with service_process(module, "--listen", "127.0.0.1:0", *arguments) as service:
+        settled = await service.event("heap_settled")
+
+    assert settled["num_objects"] > 10_000
+
+
 def test_the_tiny_model_is_small() -> None:
     """What the repository carries for tests stays below 2 MB."""
     size = sum(path.stat().st_size for path in Path(TINY_MODEL).iterdir())
