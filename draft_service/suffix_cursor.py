@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Final
 
 from draft_service.suffix_compiled import compiled
+from draft_service.suffix_fields import field_end
 from draft_service.suffix_record import (
     MAX_RESUMED,
     NUM_AGREED,
@@ -54,11 +55,14 @@ class Resumption(IntEnum):
     """Behind one source token: it was replaced by the different ones."""
     IN_PLACE = 2
     """Where the copy stopped: the different ones were put in."""
+    AT_FIELD_END = 3
+    """Where the field of the record before ends; see ``suffix_fields``."""
 
 
 _AFTER_GAP: Final = int(Resumption.AFTER_GAP)
 _AFTER_ONE: Final = int(Resumption.AFTER_ONE)
 _IN_PLACE: Final = int(Resumption.IN_PLACE)
+AT_FIELD_END: Final = int(Resumption.AT_FIELD_END)
 
 
 @compiled
@@ -135,11 +139,17 @@ def _matching_length(memory: Memory, position: int) -> int:
 
 @compiled
 def find_resumptions(record: Record, memory: Memory) -> None:
-    """Note at which positions the copy may go on, the likeliest first."""
-    position = record[POSITION]
+    """Note at which positions the copy, or the record, may go on, the likeliest first."""
     record[NUM_RESUMED] = 0
-    if position == NOWHERE:
-        return
+    if record[POSITION] != NOWHERE:
+        _find_copied(record, memory, record[POSITION])
+    end = field_end(record, memory)
+    if end != NOWHERE:
+        _note(record, end, AT_FIELD_END)
+
+
+@compiled
+def _find_copied(record: Record, memory: Memory, position: int) -> None:
     if record[NUM_DIFFERENT] == 0:
         _note(record, position, _IN_PLACE)
         return

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from draft_service.suffix_blocks import list_at, target_of
 from draft_service.suffix_compiled import compiled, prefetch
-from draft_service.suffix_cursor import (
-    text_token,
-)
+from draft_service.suffix_cursor import AT_FIELD_END, text_token
 from draft_service.suffix_evidence import (
     IN_CORPUS,
     NO_SUPPORT,
@@ -109,9 +107,10 @@ def resume(own: Memory, record: Record, scratch: Scratch, node: int, number: int
 
 @compiled
 def _copy_bucket(record: Record, number: int, depth: int) -> int:
-    if record[NUM_DIFFERENT] == 0:
+    how = record[RESUMED_HOW + number]
+    if record[NUM_DIFFERENT] == 0 and how != AT_FIELD_END:
         return agreed_bucket(record[NUM_AGREED] + depth)
-    return guess_bucket(record[RESUMED_HOW + number]) if depth == 0 else agreed_bucket(depth)
+    return guess_bucket(how) if depth == 0 else agreed_bucket(depth)
 
 
 @compiled

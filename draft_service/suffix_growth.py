@@ -13,9 +13,7 @@ from typing import Final, TypeAlias
 
 from draft_service.suffix_blocks import target_of
 from draft_service.suffix_compiled import compiled
-from draft_service.suffix_cursor import (
-    text_token,
-)
+from draft_service.suffix_cursor import AT_FIELD_END, text_token
 from draft_service.suffix_evidence import (
     LATER,
     hit_rate,
@@ -48,6 +46,7 @@ from draft_service.suffix_record import (
     NUM_NODES,
     NUM_RESUMED,
     RESUMED_AT,
+    RESUMED_HOW,
     Record,
 )
 from draft_service.suffix_scratch import (
@@ -248,10 +247,8 @@ def _expand(
     for _ in range(_MAX_GROUPS):
         source = _longest_source(scratch)
         length = scratch[WALK_AT + 2 * source + 1]
-        if resumed and length < _length_to_precede(record, depth):
-            number = 0
-            while not resumed & (1 << number):
-                number += 1
+        number = _next_resumption(resumed)
+        if number != NOWHERE and length < _length_to_precede(record, number, depth):
             resumed ^= 1 << number
             evidence = resume(sources[OWN], record, scratch, node, number)
             source = NOWHERE
@@ -278,9 +275,19 @@ def _longest_source(scratch: Scratch) -> int:
 
 
 @compiled
-def _length_to_precede(record: Record, depth: int) -> int:
+def _next_resumption(resumed: int) -> int:
+    number = 0
+    while resumed >> number:
+        if resumed >> number & 1:
+            return number
+        number += 1
+    return NOWHERE
+
+
+@compiled
+def _length_to_precede(record: Record, number: int, depth: int) -> int:
     """Return from which length on a context is a better guess than where the copy goes on."""
-    if record[NUM_DIFFERENT] > 0:
+    if record[NUM_DIFFERENT] > 0 or record[RESUMED_HOW + number] == AT_FIELD_END:
         return _MIN_GUESSED_LENGTH + depth
     return 2 * (record[NUM_AGREED] + depth) + 4
 

@@ -24,15 +24,22 @@ NUM_AGREED: Final = 2
 """Tokens for which the copy has agreed with its source without a difference."""
 NUM_RESUMED: Final = 3
 """Positions at which the copy may go on, and behind them how each was found (``Resumption``)."""
+MAX_RESUMED: Final = 4
 RESUMED_AT: Final = 4
-RESUMED_HOW: Final = 7
-MAX_RESUMED: Final = 3
+RESUMED_HOW: Final = RESUMED_AT + MAX_RESUMED
 
-NUM_NODES: Final = 10
-NUM_CLAIMS: Final = 11
-NUM_CLAIMED: Final = 12
+FIELD_AT: Final = RESUMED_HOW + MAX_RESUMED
+"""Where the record before holds the field that is being written, or ``NOWHERE``."""
+FIELD_LENGTH: Final = FIELD_AT + 1
+"""Tokens of it that have been written."""
+FIELD_COUNT: Final = FIELD_AT + 2
+"""Records before this one that have the field."""
 
-NODES_AT: Final = 13
+NUM_NODES: Final = FIELD_AT + 3
+NUM_CLAIMS: Final = NUM_NODES + 1
+NUM_CLAIMED: Final = NUM_NODES + 2
+
+NODES_AT: Final = NUM_NODES + 3
 """The root, which holds no token, and the nodes of the last tree."""
 NODE_TOKEN: Final = 0
 NODE_PARENT: Final = 1
@@ -60,7 +67,7 @@ RECORD_SIZE: Final = CLAIMED_AT + MAX_CLAIMED + MAX_GROUP
 def new_record() -> NDArray[np.int32]:
     """Return the record of a session that copies nothing and has proposed nothing."""
     record = np.zeros(RECORD_SIZE, np.int32)
-    record[POSITION] = -1
+    record[POSITION] = record[FIELD_AT] = -1
     return record
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from draft_service.suffix_compiled import Integers, Reals, compiled_entry
 from draft_service.suffix_cursor import advance, find_resumptions, join
 from draft_service.suffix_extension import append, has_room
+from draft_service.suffix_fields import note_field
 from draft_service.suffix_growth import follow, grow, set_root_context
 from draft_service.suffix_learning import observe
 from draft_service.suffix_record import Record
@@ -32,6 +33,7 @@ def commit_tokens(
         if not has_room(memory, token_id):
             return index
         advance(record, memory, token_id)
+        note_field(record, memory)
         append(memory, token_id)
     join(record, memory)
     return len(token_ids)

@@ -106,6 +106,53 @@ def test_a_copy_goes_on_after_an_inserted_token() -> None:
     assert probability(session.propose(LIMITS).tree, PASSAGE[20]) > 0
 
 
+NAME, END = [10, 11, 12], [20, 21]
+
+
+def records(*values: list[int]) -> list[int]:
+    """Return records that differ, each with a field's name, its value and what ends it."""
+    return [
+        token_id
+        for number, value in enumerate(values)
+        for token_id in (1000 + number, *NAME, *value, *END)
+    ]
+
+
+def test_a_value_that_was_never_there_is_followed_by_what_ends_its_field() -> None:
+    session = session_over([*records([101], [102, 103], [104, 105, 106]), *NAME])
+
+    session.commit(0, [999])
+    tree = session.propose(LIMITS).tree
+
+    assert probability(tree, END[0]) > 0.1
+    assert tree.num_held(END) == len(END)
+
+
+def test_the_end_of_a_field_is_waited_for_however_long_the_value_is() -> None:
+    session = session_over([*records([101], [102, 103], [104, 105, 106]), *NAME])
+
+    for token_id in (999, 998, 997):
+        session.commit(0, [token_id])
+
+    assert probability(session.propose(LIMITS).tree, END[0]) > 0.1
+
+
+def test_a_field_that_has_ended_ends_no_second_time() -> None:
+    session = session_over([*records([101], [102, 103], [104, 105, 106]), *NAME])
+
+    session.commit(0, [999, END[0], 998])
+
+    assert session.propose(LIMITS).tree == TokenTree()
+
+
+def test_what_is_followed_by_the_same_again_and_again_is_no_field() -> None:
+    session = session_over([*records([101], [101], [102], [101], [101]), *NAME])
+
+    session.commit(0, [999])
+
+    assert session.propose(LIMITS).tree == TokenTree()
+
+
 def test_a_copy_stays_in_its_passage_where_the_words_also_occur_elsewhere() -> None:
     """After the difference the nearer of two continuations of the same tokens is meant."""
     first = [*PASSAGE[:30], 1, 2, 3, *PASSAGE[30:]]

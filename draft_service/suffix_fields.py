@@ -1,0 +1,104 @@
+"""
+Where a field ends that differs from record to record, as in JSON or in a table.
+
+What stands before such a field has occurred before, and was followed by something else nearly each
+time. Nothing that occurred before tells its value, but the record before tells how it ends: with
+the next two tokens there that occur as often as the field does.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from draft_service.suffix_blocks import target_of
+from draft_service.suffix_compiled import compiled
+from draft_service.suffix_record import FIELD_AT, FIELD_COUNT, FIELD_LENGTH, Record
+from draft_service.suffix_states import (
+    CONTEXT,
+    COUNT,
+    EARLIER_END,
+    LENGTH,
+    LINK,
+    NOWHERE,
+    NUM_TOKENS,
+    ROOT_STATE,
+    SEPARATOR,
+    TEXT_AT,
+    Memory,
+    num_followers,
+    state_at,
+)
+
+_MIN_NAME_LENGTH: Final = 3
+"""So many tokens before a field must have occurred before: its name and its punctuation."""
+_MAX_SHORTER: Final = 8
+_MIN_COUNT: Final = 2
+"""Fields before the present one."""
+_MAX_LENGTH: Final = 12
+
+
+@compiled
+def note_field(record: Record, memory: Memory) -> None:
+    """Take note, before a token is appended, of a field that begins with it or goes on."""
+    if record[FIELD_AT] != NOWHERE:
+        record[FIELD_LENGTH] += 1
+        if record[FIELD_LENGTH] > _MAX_LENGTH:
+            record[FIELD_AT] = NOWHERE
+    fields = state_at(memory, memory[CONTEXT])
+    if memory[fields + LENGTH] < _MIN_NAME_LENGTH:
+        return
+    state = _shortest_name(memory)
+    num_fields = memory[state_at(memory, state) + COUNT] - 1
+    if num_fields >= _MIN_COUNT and 2 * num_followers(memory, state) > num_fields:
+        record[FIELD_AT] = memory[EARLIER_END] + 1
+        record[FIELD_COUNT] = num_fields
+        record[FIELD_LENGTH] = 1
+
+
+@compiled
+def field_end(record: Record, memory: Memory) -> int:
+    """Return where the field of the record before ends, or ``NOWHERE`` if this one has ended."""
+    start = record[FIELD_AT]
+    if start == NOWHERE:
+        return NOWHERE
+    last = min(start + _MAX_LENGTH, memory[NUM_TOKENS] - 2)
+    for position in range(start + 1, last + 1):
+        if memory[memory[TEXT_AT] + position] == SEPARATOR:
+            return NOWHERE
+        if _pair_count(memory, position) >= record[FIELD_COUNT]:
+            return NOWHERE if _has_passed(record, memory, position) else position
+    return NOWHERE
+
+
+@compiled
+def _shortest_name(memory: Memory) -> int:
+    """Return the state of the shortest latest context that is long enough for a field's name."""
+    state = memory[CONTEXT]
+    for _ in range(_MAX_SHORTER):
+        link = memory[state_at(memory, state) + LINK]
+        if memory[state_at(memory, link) + LENGTH] < _MIN_NAME_LENGTH:
+            break
+        state = link
+    return state
+
+
+@compiled
+def _pair_count(memory: Memory, position: int) -> int:
+    """Return how often the two tokens at a position have occurred one after the other."""
+    text, state = memory[TEXT_AT] + position, ROOT_STATE
+    for index in range(text, text + 2):
+        if memory[index] == SEPARATOR:
+            return 0
+        state = target_of(memory, state, memory[index])
+        if state == NOWHERE:
+            return 0
+    return memory[state_at(memory, state) + COUNT]
+
+
+@compiled
+def _has_passed(record: Record, memory: Memory, position: int) -> bool:
+    text, end = memory[TEXT_AT], memory[TEXT_AT] + memory[NUM_TOKENS]
+    for index in range(end - record[FIELD_LENGTH], end):
+        if memory[index] == memory[text + position]:
+            return True
+    return False
