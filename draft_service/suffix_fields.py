@@ -49,6 +49,8 @@ def note_field(record: Record, memory: Memory) -> None:
         return
     state = _shortest_name(memory)
     num_fields = memory[state_at(memory, state) + COUNT] - 1
+    if memory[memory[TEXT_AT] + memory[EARLIER_END] + 1] == SEPARATOR:
+        return
     if num_fields >= _MIN_COUNT and 2 * num_followers(memory, state) > num_fields:
         record[FIELD_AT] = memory[EARLIER_END] + 1
         record[FIELD_COUNT] = num_fields

@@ -71,6 +71,11 @@ def new_record() -> NDArray[np.int32]:
     return record
 
 
+def forget_field(record: Record) -> None:
+    """Let no field go on in the text that comes next."""
+    record[FIELD_AT] = -1
+
+
 def start_copy(record: Record) -> None:
     """Expect a copy of the first text, of which nothing has come yet: the predicted output."""
     record[POSITION] = record[NUM_DIFFERENT] = record[NUM_AGREED] = 0

@@ -18,6 +18,7 @@ from draft_service.suffix_record import (
     NODE_SIZE,
     NODE_TOKEN,
     NODES_AT,
+    forget_field,
     new_record,
     start_copy,
 )
@@ -76,7 +77,8 @@ class SuffixSession:
         self._num_turns = -1
         num_known = len(predicted) + len(committed)
         self._index = SuffixIndex(num_known + int(num_known * _ROOM_PER_TOKEN) + _ROOM)
-        self._waiting = [np.array(part, np.int32) for part in (predicted, committed) if part]
+        texts = (predicted, committed) if predicted else (committed,)
+        self._waiting = [np.array(text, np.int32) for text in texts]
         self._starts_predicted = bool(predicted)
         output_at = len(predicted) + bool(predicted) + (spec.prompt_len or len(committed))
         self._output_at = output_at
@@ -147,6 +149,7 @@ class SuffixSession:
                 self._waiting.insert(0, part[room:])
             elif self._waiting:
                 self._index.separate()
+                forget_field(self._record)
             room -= len(part)
         if self._starts_predicted and not self._waiting:
             start_copy(self._record)

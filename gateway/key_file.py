@@ -71,7 +71,8 @@ def _parse(path: Path) -> _KeyFile:
         # The value stays out: whoever wrote a key in place of its hash must not find it in a log.
         problem = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in problem["loc"]) or "file"
-        raise ConfigurationError(f"key file {path}: {where}: {problem['msg']}") from None
+        told = problem["msg"].replace("valid tuple", "list")
+        raise ConfigurationError(f"key file {path}: {where}: {told}") from None
 
 
 def _grant(entry: _Entry) -> Grant:

@@ -17,7 +17,7 @@ from paceline.client import (
     credential_metadata,
 )
 from paceline.client_tracing import Metadata, traced_call
-from paceline.errors import PacelineError
+from paceline.errors import ConfigurationError, PacelineError
 from paceline.events import Event, Generation, Model, Tokenization
 from paceline.generation_codec import (
     generation_from_proto,
@@ -35,7 +35,7 @@ from paceline.resumption import DEFAULT_MAX_RESUMES, ResumableStream
 from paceline.status import error_from_rpc
 from paceline.tls import DialTls
 from paceline.v1 import generation_service_pb2 as messages
-from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.v1 import generation_service_pb2_grpc
 
 _T = TypeVar("_T")
 
@@ -65,7 +65,8 @@ class AsyncClient:
         )
         self._max_resumes = max_resumes
         self._metadata = credential_metadata(api_key)
-        self._stub = GenerationServiceStub(self._channel)
+        self._open_stub = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
+        self._is_closed = False
 
     def stream(
         self,
@@ -130,6 +131,7 @@ class AsyncClient:
 
     async def aclose(self) -> None:
         """Close the connection; running calls are cancelled."""
+        self._is_closed = True
         await self._channel.close()
 
     async def __aenter__(self) -> Self:
@@ -142,6 +144,12 @@ class AsyncClient:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    @property
+    def _stub(self) -> generation_service_pb2_grpc.GenerationServiceAsyncStub:
+        if self._is_closed:
+            raise ConfigurationError("the client is closed; make a new one")
+        return self._open_stub
 
     async def _events(self, stream: ResumableStream) -> AsyncGenerator[Event, None]:
         with traced_call("StreamGenerate", self._metadata) as metadata:

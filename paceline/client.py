@@ -71,7 +71,8 @@ class Client:
         )
         self._max_resumes = max_resumes
         self._metadata = credential_metadata(api_key)
-        self._stub = GenerationServiceStub(self._channel)
+        self._open_stub = GenerationServiceStub(self._channel)
+        self._is_closed = False
 
     def stream(
         self,
@@ -132,6 +133,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""
+        self._is_closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -144,6 +146,12 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def _stub(self) -> GenerationServiceStub:
+        if self._is_closed:
+            raise ConfigurationError("the client is closed; make a new one")
+        return self._open_stub
 
     def _events(self, stream: ResumableStream) -> Generator[Event, None, None]:
         with traced_call("StreamGenerate", self._metadata) as metadata:

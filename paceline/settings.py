@@ -222,5 +222,8 @@ def _first_problem(error: ValidationError) -> str:
     if not problem["loc"]:
         return f"settings: {problem['msg'].removeprefix('Value error, ')}"
     name = ".".join(str(part) for part in problem["loc"])
-    given = f", got {problem['input']!r}" if problem["type"] != "missing" else ""
-    return f"setting {name}: {problem['msg']}{given}"
+    if problem["type"] == "missing":
+        flag = f"--{str(problem['loc'][0]).replace('_', '-')}"
+        return f"setting {name} is missing: give it with {flag}, the environment or a file"
+    said = problem["msg"].replace("valid tuple", "list")
+    return f"setting {name}: {said}, got {problem['input']!r}"

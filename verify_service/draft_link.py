@@ -148,6 +148,7 @@ class DraftLink:
                     opened.traceparent = origin.trace.traceparent
                     opened.tracestate = origin.trace.tracestate
                     opened.client_request_id = origin.request_id
+                    self._forget_pending(opened.session_id)
                     self._pending.opens.append(opened)
                     self._await_tree(event.request.sequence_id, len(event.committed_token_ids))
                 case SessionCommitted():
@@ -159,6 +160,13 @@ class DraftLink:
                     self._awaited.pop(event.sequence_id, None)
         if self._num_pending:
             self._has_pending.set()
+
+    def _forget_pending(self, session_id: int) -> None:
+        """Leave out what would be done to a session after it is opened, as it was said before."""
+        for waiting in (self._pending.commits, self._pending.closes):
+            for index in reversed(range(len(waiting))):
+                if waiting[index].session_id == session_id:
+                    del waiting[index]
 
     def _is_withheld(self, event: SessionEvent) -> bool:
         """Return whether a draining drafter need not hear of it: it takes no new sessions."""

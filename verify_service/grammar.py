@@ -60,15 +60,22 @@ class GrammarConstraint:
 
 
 class GrammarCompiler:
-    """Makes constraints for one tokenizer; thread-safe, and slow enough for a thread of its own."""
+    """
+    Makes constraints for one tokenizer; thread-safe, and slow enough for a thread of its own.
+
+    To make one takes seconds, in which no other thread of the process runs: it belongs to a
+    service's start. Raises ``ConfigurationError`` for a tokenizer that cannot be read.
+    """
 
     def __init__(
         self, tokenizer_json: Path, num_token_ids: int, eos_token_ids: Sequence[int]
     ) -> None:
-        self._path = tokenizer_json
         self._num_token_ids = num_token_ids
-        self._eos_token_ids = list(eos_token_ids)
-        self._tokenizer: LLTokenizer | None = None
+        try:
+            text = tokenizer_json.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"{tokenizer_json}: {error.strerror}") from None
+        self._tokenizer = LLTokenizer(text, n_vocab=num_token_ids, eos_token=list(eos_token_ids))
 
     def compile(self, message: types_pb2.StructuredOutput) -> GrammarConstraint:
         """
@@ -83,7 +90,7 @@ class GrammarCompiler:
         if message.ByteSize() > MAX_GRAMMAR_CHARS:
             raise InvalidRequest(f"{field} is above {MAX_GRAMMAR_CHARS} characters", field=field)
         try:
-            matcher = LLMatcher(self._loaded(), _grammar(message, kind), log_level=0)
+            matcher = LLMatcher(self._tokenizer, _grammar(message, kind), log_level=0)
         except ValueError as error:
             raise InvalidRequest(f"{field}: {_one_line(str(error))}", field=field) from None
         if matcher.is_error():
@@ -93,17 +100,6 @@ class GrammarCompiler:
         if not constraint.mask(()).any():
             raise InvalidRequest(f"{field}: no text can be of it; correct it", field=field)
         return constraint
-
-    def _loaded(self) -> LLTokenizer:
-        if self._tokenizer is None:
-            try:
-                text = self._path.read_text(encoding="utf-8")
-            except OSError as error:
-                raise ConfigurationError(f"{self._path}: {error.strerror}") from None
-            self._tokenizer = LLTokenizer(
-                text, n_vocab=self._num_token_ids, eos_token=self._eos_token_ids
-            )
-        return self._tokenizer
 
 
 def _grammar(message: types_pb2.StructuredOutput, kind: str) -> str:

@@ -14,6 +14,7 @@ from paceline.errors import ConfigurationError
 from paceline.tls import DialTls
 
 KEY_VARIABLE: Final = "PACELINE_API_KEY"
+KEY_REMEDY: Final = f"give a valid key with --api-key-file FILE or {KEY_VARIABLE}"
 
 
 @dataclass(frozen=True, slots=True)

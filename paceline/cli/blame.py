@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import argparse
 
+from paceline.cli.access import KEY_REMEDY
 from paceline.cli.address import answers
-from paceline.errors import InvalidRequest, NotFound, PacelineError, Unavailable
+from paceline.errors import (
+    InvalidRequest,
+    NotFound,
+    PacelineError,
+    Unauthenticated,
+    Unavailable,
+)
 
 _PROMPT_FIELDS = frozenset({"text", "chat", "token_ids", "messages", "prompt"})
 
@@ -15,6 +22,9 @@ def blamed(error: PacelineError, options: argparse.Namespace) -> PacelineError:
     match error:
         case Unavailable():
             return _unavailable(error, getattr(options, "address", ""))
+        case Unauthenticated():
+            told = error.message.partition(": send metadata")[0]
+            return Unauthenticated(f"{told}; {KEY_REMEDY}", reason=error.reason)
         case InvalidRequest() | NotFound():
             return _of_a_flag(error, options)
         case _:

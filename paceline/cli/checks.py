@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from paceline.channels import open_link
-from paceline.cli.access import ANYBODY, Access
+from paceline.cli.access import ANYBODY, KEY_REMEDY, Access
 from paceline.cli.health import is_serving, knows_service
 from paceline.client import credential_metadata
 from paceline.codec import PROTOCOL_VERSION, speaks_our_protocol
@@ -186,7 +186,13 @@ async def guarded(report: Report, subject: str) -> Report:
             yield entry
     except grpc.aio.AioRpcError as error:
         cause = f"a call failed: {error.code().name}: {error.details()}"
-        yield Finding(Level.WRONG, subject, cause, "read the server's log")
+        yield Finding(Level.WRONG, subject, cause, _remedy(error))
+
+
+def _remedy(error: grpc.aio.AioRpcError) -> str:
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return KEY_REMEDY
+    return "read the server's log"
 
 
 async def _reachability(channel: grpc.aio.Channel, subject: str) -> AsyncIterator[Finding]:
@@ -198,7 +204,10 @@ async def _reachability(channel: grpc.aio.Channel, subject: str) -> AsyncIterato
     if serving:
         yield Finding(Level.FINE, subject, "answers and is ready")
     else:
-        fix = "wait until it has loaded its model, or read its log"
+        fix = (
+            "a verifier loads its model first, a gateway waits for a verifier of its --verifiers: "
+            "wait, start what is missing, or read its log"
+        )
         yield Finding(Level.WRONG, subject, "answers but is not ready", fix)
 
 

@@ -273,3 +273,33 @@ async def test_drafting_can_be_switched_while_running() -> None:
             await asyncio.sleep(0.003)
 
         assert (await gateway.result(1)).token_ids == expected
+
+
+async def test_drafting_switched_off_and_on_within_a_step_keeps_its_session() -> None:
+    """A message is taken in field order: a close of before must not follow the opening."""
+    expected = await _plain_ids()
+    drafter = ScriptedDrafter(oracle([*PROMPT, *expected], depth=1))
+    async with (
+        running_drafter(drafter) as pool,
+        running_verifier(make_engine(pace_seconds=0.002), {POOL: pool}) as (server, address),
+        attached(address) as gateway,
+    ):
+        await eventually(lambda: server.links[POOL].status.cause is None)
+        await gateway.start(start(1, PROMPT, max_tokens=NUM_TOKENS, pool=POOL))
+        for _ in range(5):
+            changes = [
+                verify_service_pb2.SetDrafting(
+                    request_id=1, drafting=types_pb2.DraftingPolicy(pool=name)
+                )
+                for name in ("", POOL)
+            ]
+            await gateway.send(verify_service_pb2.AttachRequest(set_draftings=changes))
+            await asyncio.sleep(0.003)
+
+        assert (await gateway.result(1)).token_ids == expected
+    assert sum(len(message.opens) for message in drafter.requests) > 1
+    for message in drafter.requests:
+        opened = {each.session_id: len(each.committed_token_ids) for each in message.opens}
+        assert not opened.keys() & {each.session_id for each in message.closes}
+        for commit in message.commits:
+            assert commit.base_len >= opened.get(commit.session_id, 0)

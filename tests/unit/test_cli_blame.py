@@ -8,7 +8,13 @@ import socket
 import pytest
 
 from paceline.cli.blame import blamed
-from paceline.errors import EngineFailed, InvalidRequest, PacelineError, Unavailable
+from paceline.errors import (
+    EngineFailed,
+    InvalidRequest,
+    PacelineError,
+    Unauthenticated,
+    Unavailable,
+)
 
 UNHEALTHY = Unavailable(
     "connections to all backends failing; last error: ipv4:127.0.0.1:5: backend unhealthy"
@@ -58,3 +64,11 @@ def test_other_errors_and_commands_without_the_flag_are_left_as_they_are() -> No
 
     assert blamed(fault, argparse.Namespace(top_p=1)) is fault
     assert blamed(refused, argparse.Namespace()) is refused
+
+
+def test_a_missing_key_is_told_as_the_flag_that_names_it() -> None:
+    error = Unauthenticated("a credential is needed: send metadata `authorization: Bearer <key>`")
+
+    assert told(error) == (
+        "a credential is needed; give a valid key with --api-key-file FILE or PACELINE_API_KEY"
+    )

@@ -9,6 +9,7 @@ import pytest
 import paceline
 from paceline.errors import (
     Cancelled,
+    ConfigurationError,
     DeadlineExceeded,
     EngineFailed,
     InvalidRequest,
@@ -241,3 +242,12 @@ async def test_tokenize_takes_text_or_messages() -> None:
 
 async def _collected(client: paceline.AsyncClient) -> list[Event]:
     return [event async for event in client.stream("hi")]
+
+
+async def test_a_closed_client_says_so() -> None:
+    client = paceline.AsyncClient("127.0.0.1:9")
+    await client.aclose()
+
+    for call in (client.models(), client.generate("hi"), anext(client.stream("hi"))):
+        with pytest.raises(ConfigurationError, match="the client is closed; make a new one"):
+            await call

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 import paceline
-from paceline.errors import Cancelled, InvalidRequest, Unavailable
+from paceline.errors import Cancelled, ConfigurationError, InvalidRequest, Unavailable
 from paceline.events import Delta, Event, Finished, Started, Summary
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import types_pb2
@@ -118,3 +118,18 @@ async def test_models_are_described_with_their_pools() -> None:
 def _collected(address: str) -> list[Event]:
     with paceline.Client(address) as client:
         return list(client.stream("hi"))
+
+
+async def test_a_closed_client_says_so() -> None:
+    def ask() -> None:
+        client = paceline.Client("127.0.0.1:9")
+        client.close()
+        for call in (
+            client.models,
+            lambda: client.generate("hi"),
+            lambda: list(client.stream("hi")),
+        ):
+            with pytest.raises(ConfigurationError, match="the client is closed; make a new one"):
+                call()
+
+    await asyncio.to_thread(ask)

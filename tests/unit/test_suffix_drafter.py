@@ -153,6 +153,22 @@ def test_what_is_followed_by_the_same_again_and_again_is_no_field() -> None:
     assert session.propose(LIMITS).tree == TokenTree()
 
 
+def test_no_field_reaches_from_the_predicted_output_into_the_prompt() -> None:
+    predicted = [*records([101], [102], [103]), *NAME]
+    session = session_over([7, *NAME, 999], predicted)
+
+    assert probability(session.propose(LIMITS).tree, 7) == 0
+
+
+def test_predicted_output_and_an_empty_prompt_stay_two_texts() -> None:
+    session = session_over([], predicted=PASSAGE[:8])
+
+    session.commit(0, [7, 8, 9])
+    session.commit(3, PASSAGE[5:8])
+
+    assert probability(session.propose(LIMITS).tree, 7) == 0
+
+
 def test_a_copy_stays_in_its_passage_where_the_words_also_occur_elsewhere() -> None:
     """After the difference the nearer of two continuations of the same tokens is meant."""
     first = [*PASSAGE[:30], 1, 2, 3, *PASSAGE[30:]]
