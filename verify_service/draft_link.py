@@ -25,6 +25,7 @@ from paceline.tree import TokenTree
 from paceline.v1 import draft_service_pb2, draft_service_pb2_grpc, types_pb2
 from verify_service.codec import commit_to_proto, fallback_from_proto, open_to_proto
 from verify_service.draft_distributions import distributions_from_proto
+from verify_service.draft_outbox import DraftOutbox
 from verify_service.drafter_check import check_drafter
 from verify_service.engine.drawn_children import DrawnChildren
 from verify_service.engine.sampling import Fallback
@@ -107,8 +108,7 @@ class DraftLink:
         self._tls = tls
         self._is_trusted = is_trusted
         """Its draft distributions are believed (rule REJECTION)."""
-        self._pending = draft_service_pb2.DraftRequest()
-        self._num_pending = 0
+        self._outbox = DraftOutbox()
         self._has_pending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.on_round_trip: Callable[[str, float], None] = _ignore
@@ -138,7 +138,6 @@ class DraftLink:
         for event in events:
             if self._is_withheld(event):
                 continue
-            self._num_pending += 1
             match event:
                 case SessionOpened():
                     opened = open_to_proto(
@@ -148,25 +147,16 @@ class DraftLink:
                     opened.traceparent = origin.trace.traceparent
                     opened.tracestate = origin.trace.tracestate
                     opened.client_request_id = origin.request_id
-                    self._forget_pending(opened.session_id)
-                    self._pending.opens.append(opened)
+                    self._outbox.open(opened)
                     self._await_tree(event.request.sequence_id, len(event.committed_token_ids))
                 case SessionCommitted():
-                    self._pending.commits.append(commit_to_proto(event))
+                    self._outbox.commit(commit_to_proto(event))
                     self._await_tree(event.sequence_id, event.base_len + len(event.token_ids))
                 case SessionClosed():
-                    closed = draft_service_pb2.SessionClose(session_id=event.sequence_id)
-                    self._pending.closes.append(closed)
+                    self._outbox.close(event.sequence_id)
                     self._awaited.pop(event.sequence_id, None)
-        if self._num_pending:
+        if self._outbox.num_events:
             self._has_pending.set()
-
-    def _forget_pending(self, session_id: int) -> None:
-        """Leave out what would be done to a session after it is opened, as it was said before."""
-        for waiting in (self._pending.commits, self._pending.closes):
-            for index in reversed(range(len(waiting))):
-                if waiting[index].session_id == session_id:
-                    del waiting[index]
 
     def _is_withheld(self, event: SessionEvent) -> bool:
         """Return whether a draining drafter need not hear of it: it takes no new sessions."""
@@ -256,8 +246,7 @@ class DraftLink:
             await channel.close()
 
     def _begin_stream(self) -> None:
-        self._pending.Clear()
-        self._num_pending = 0
+        self._outbox.take()
         self._awaited.clear()
         self._unopened.clear()
         self._draining.clear()
@@ -301,10 +290,9 @@ class DraftLink:
         while True:
             await self._has_pending.wait()
             self._has_pending.clear()
-            if self._num_pending > MAX_PENDING_EVENTS:
+            if self._outbox.num_events > MAX_PENDING_EVENTS:
                 raise TimeoutError
-            message, self._pending = self._pending, draft_service_pb2.DraftRequest()
-            self._num_pending = 0
+            message = self._outbox.take()
             async with asyncio.timeout(self._limits.write_seconds):
                 await call.write(message)
             self.counts["messages_sent"] += 1
