@@ -75,7 +75,11 @@ class GrammarCompiler:
             text = tokenizer_json.read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigurationError(f"{tokenizer_json}: {error.strerror}") from None
-        self._tokenizer = LLTokenizer(text, n_vocab=num_token_ids, eos_token=list(eos_token_ids))
+        eos_token = list(eos_token_ids)
+        try:
+            self._tokenizer = LLTokenizer(text, n_vocab=num_token_ids, eos_token=eos_token)
+        except ValueError as error:
+            raise ConfigurationError(f"{tokenizer_json}: {_one_line(str(error))}") from None
 
     def compile(self, message: types_pb2.StructuredOutput) -> GrammarConstraint:
         """

@@ -127,7 +127,11 @@ def _grammars(folder: Path, info: TargetInfo) -> GrammarCompiler | None:
     # NVIDIA's image has a llguidance of its own, which the tensorrt-llm engine must not trip over.
     from verify_service.grammar import GrammarCompiler
 
-    return GrammarCompiler(tokenizer_json, info.num_token_ids, info.eos_token_ids)
+    try:
+        return GrammarCompiler(tokenizer_json, info.num_token_ids, info.eos_token_ids)
+    except ConfigurationError as error:
+        log.warning("no_structured_output", cause=error.message)
+        return None
 
 
 class VerifyServer:

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from paceline.errors import InvalidRequest, Mismatch
+from paceline.errors import ConfigurationError, InvalidRequest, Mismatch
 from paceline.noise import gumbel_noise, mix64
 from paceline.tree import TokenTree
 from paceline.v1 import types_pb2
@@ -281,3 +281,8 @@ def test_what_cannot_be_compiled_names_its_field(
 
     assert caught.value.field == field
     assert "\n" not in caught.value.message
+
+
+def test_a_tokenizer_with_more_tokens_than_the_target_is_no_base_for_constraints() -> None:
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json: vocab size too small"):
+        GrammarCompiler(TOKENIZER, 3, (EOS,))
