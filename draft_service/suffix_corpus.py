@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from draft_service.suffix_index import SuffixIndex
 from draft_service.suffix_states import Memory
 
-INGESTED_AT_ONCE: Final = 8192
-"""Tokens of outputs that one call takes in, about 5 ms; the rest waits for the next call."""
+INGESTED_AT_ONCE: Final = 8_192
+"""Tokens that one call takes in, 5 to 10 ms: other sessions wait for it, the rest for the next."""
 _MIN_TEXT_LENGTH: Final = 8
 """Shorter outputs tell nothing."""
 

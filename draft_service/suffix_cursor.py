@@ -14,6 +14,8 @@ from typing import Final
 from draft_service.suffix_compiled import compiled
 from draft_service.suffix_fields import field_end
 from draft_service.suffix_record import (
+    FIELD_AT,
+    FIELD_LENGTH,
     MAX_RESUMED,
     NUM_AGREED,
     NUM_DIFFERENT,
@@ -56,13 +58,16 @@ class Resumption(IntEnum):
     IN_PLACE = 2
     """Where the copy stopped: the different ones were put in."""
     AT_FIELD_END = 3
-    """Where the field of the record before ends; see ``suffix_fields``."""
+    """Where the field of the record before ends, which is shorter or longer than this one is."""
+    AT_FIELD_LENGTH = 4
+    """Where it ends, when this one has as many tokens; see ``suffix_fields``."""
 
 
 _AFTER_GAP: Final = int(Resumption.AFTER_GAP)
 _AFTER_ONE: Final = int(Resumption.AFTER_ONE)
 _IN_PLACE: Final = int(Resumption.IN_PLACE)
 AT_FIELD_END: Final = int(Resumption.AT_FIELD_END)
+_AT_FIELD_LENGTH: Final = int(Resumption.AT_FIELD_LENGTH)
 
 
 @compiled
@@ -145,7 +150,8 @@ def find_resumptions(record: Record, memory: Memory) -> None:
         _find_copied(record, memory, record[POSITION])
     end = field_end(record, memory)
     if end != NOWHERE:
-        _note(record, end, AT_FIELD_END)
+        is_as_long = end - record[FIELD_AT] == record[FIELD_LENGTH]
+        _note(record, end, _AT_FIELD_LENGTH if is_as_long else AT_FIELD_END)
 
 
 @compiled

@@ -22,8 +22,8 @@ _LENGTH_FLOORS: Final = np.array((2, 3, 4, 5, 7, 9, 13, 17, 25))
 _BUCKETS: Final[Integers] = np.searchsorted(_LENGTH_FLOORS, np.arange(MAX_LENGTH + 1), "right")
 _AGREED_FLOORS: Final[Integers] = np.array((1, 2, 4, 8, 16))
 _NUM_LENGTHS: Final = 10
-_NUM_GUESSES: Final = 4
-_NUM_BUCKETS: Final = 20
+_NUM_GUESSES: Final = 5
+_NUM_BUCKETS: Final = 21
 
 NUM_SUPPORTS: Final = 4
 NO_SUPPORT: Final = 0
@@ -37,14 +37,14 @@ _NUM_RIVALS: Final = 3
 _FIRST_LOGITS: Final[Reals] = np.array(
     (
         *(-1.2, -0.1, 0.15, 0.25, 0.5, 0.6, 1.0, 1.1, 1.9, 2.6),
-        *(0.0, -2.1, -2.8, -0.8),
+        *(0.0, -2.1, -2.8, -1.3, 0.6),
         *(0.2, 0.5, 0.6, 0.6, 0.8, 1.5),
     )
 )
 _LATER_LOGITS: Final[Reals] = np.array(
     (
         *(-1.65, -0.55, -0.65, -0.7, -0.8, -0.9, -0.4, -0.5, -0.8, -0.5),
-        *(-0.3, -1.7, -3.1, -1.2),
+        *(-0.3, -1.7, -3.1, -1.7, 0.0),
         *(-0.5, 0.5, 0.5, 0.0, 0.0, 0.0),
     )
 )
@@ -54,14 +54,14 @@ _SUPPORT_LOGITS: Final[Reals] = np.array((0.0, -0.5, 0.5, 1.9))
 _CORPUS_LOGIT: Final = 0.0
 
 _CLASSES: Final[Integers] = np.array(
-    (*(0, 0, 1, 1, 1, 1, 2, 2, 2, 2), *(3, 4, 4, 7), *(5, 6, 6, 6, 6, 6))
+    (*(0, 0, 1, 1, 1, 1, 2, 2, 2, 2), *(3, 4, 4, 7, 8), *(5, 6, 6, 6, 6, 6))
 )
-_CORPUS_CLASS: Final = 8
-NUM_CLASSES: Final = 11
+_CORPUS_CLASS: Final = 9
+NUM_CLASSES: Final = 12
 """Groups of one class are learned together: short, middle and long contexts of the session's own
 text, the ways in which a copy goes on, the ends of fields, and the contexts of the corpus."""
 _LEARNING_RATES: Final[Reals] = np.array(
-    (0.15, 0.25, 0.3, 0.3, 0.5, 0.3, 0.3, 0.3, 0.15, 0.25, 0.3)
+    (0.15, 0.25, 0.3, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.15, 0.25, 0.3)
 )
 _MAX_SHIFT: Final = 3.0
 

@@ -12,7 +12,14 @@ from typing import Final
 
 from draft_service.suffix_blocks import target_of
 from draft_service.suffix_compiled import compiled
-from draft_service.suffix_record import FIELD_AT, FIELD_COUNT, FIELD_LENGTH, Record
+from draft_service.suffix_record import (
+    FIELD_AT,
+    FIELD_COUNT,
+    FIELD_END,
+    FIELD_LENGTH,
+    NOT_SOUGHT,
+    Record,
+)
 from draft_service.suffix_states import (
     CONTEXT,
     COUNT,
@@ -44,31 +51,40 @@ def note_field(record: Record, memory: Memory) -> None:
         record[FIELD_LENGTH] += 1
         if record[FIELD_LENGTH] > _MAX_LENGTH:
             record[FIELD_AT] = NOWHERE
-    fields = state_at(memory, memory[CONTEXT])
-    if memory[fields + LENGTH] < _MIN_NAME_LENGTH:
+    if memory[state_at(memory, memory[CONTEXT]) + LENGTH] < _MIN_NAME_LENGTH:
         return
     state = _shortest_name(memory)
     num_fields = memory[state_at(memory, state) + COUNT] - 1
-    if memory[memory[TEXT_AT] + memory[EARLIER_END] + 1] == SEPARATOR:
-        return
     if num_fields >= _MIN_COUNT and 2 * num_followers(memory, state) > num_fields:
         record[FIELD_AT] = memory[EARLIER_END] + 1
         record[FIELD_COUNT] = num_fields
         record[FIELD_LENGTH] = 1
+        record[FIELD_END] = NOT_SOUGHT
 
 
 @compiled
 def field_end(record: Record, memory: Memory) -> int:
     """Return where the field of the record before ends, or ``NOWHERE`` if this one has ended."""
-    start = record[FIELD_AT]
-    if start == NOWHERE:
+    if record[FIELD_AT] == NOWHERE:
         return NOWHERE
+    if record[FIELD_END] == NOT_SOUGHT:
+        record[FIELD_END] = _sought_end(record, memory)
+    if record[FIELD_END] == NOWHERE or _has_passed(record, memory, record[FIELD_END]):
+        record[FIELD_AT] = NOWHERE
+        return NOWHERE
+    return record[FIELD_END]
+
+
+@compiled
+def _sought_end(record: Record, memory: Memory) -> int:
+    """Return where the field of the record before ends: each look costs some cache misses."""
+    start = record[FIELD_AT]
     last = min(start + _MAX_LENGTH, memory[NUM_TOKENS] - 2)
-    for position in range(start + 1, last + 1):
+    for position in range(start, last + 1):
         if memory[memory[TEXT_AT] + position] == SEPARATOR:
             return NOWHERE
-        if _pair_count(memory, position) >= record[FIELD_COUNT]:
-            return NOWHERE if _has_passed(record, memory, position) else position
+        if position > start and _pair_count(memory, position) >= record[FIELD_COUNT]:
+            return position
     return NOWHERE
 
 

@@ -108,7 +108,7 @@ def resume(own: Memory, record: Record, scratch: Scratch, node: int, number: int
 @compiled
 def _copy_bucket(record: Record, number: int, depth: int) -> int:
     how = record[RESUMED_HOW + number]
-    if record[NUM_DIFFERENT] == 0 and how != AT_FIELD_END:
+    if record[NUM_DIFFERENT] == 0 and how < AT_FIELD_END:
         return agreed_bucket(record[NUM_AGREED] + depth)
     return guess_bucket(how) if depth == 0 else agreed_bucket(depth)
 

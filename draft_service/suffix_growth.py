@@ -287,7 +287,7 @@ def _next_resumption(resumed: int) -> int:
 @compiled
 def _length_to_precede(record: Record, number: int, depth: int) -> int:
     """Return from which length on a context is a better guess than where the copy goes on."""
-    if record[NUM_DIFFERENT] > 0 or record[RESUMED_HOW + number] == AT_FIELD_END:
+    if record[NUM_DIFFERENT] > 0 or record[RESUMED_HOW + number] >= AT_FIELD_END:
         return _MIN_GUESSED_LENGTH + depth
     return 2 * (record[NUM_AGREED] + depth) + 4
 

@@ -34,8 +34,11 @@ FIELD_LENGTH: Final = FIELD_AT + 1
 """Tokens of it that have been written."""
 FIELD_COUNT: Final = FIELD_AT + 2
 """Records before this one that have the field."""
+FIELD_END: Final = FIELD_AT + 3
+"""Where the field of the record before ends, ``NOWHERE``, or ``NOT_SOUGHT``."""
+NOT_SOUGHT: Final = -2
 
-NUM_NODES: Final = FIELD_AT + 3
+NUM_NODES: Final = FIELD_AT + 4
 NUM_CLAIMS: Final = NUM_NODES + 1
 NUM_CLAIMED: Final = NUM_NODES + 2
 

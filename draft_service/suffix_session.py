@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_service.drafter import Draft, DraftLimits, SessionSpec
-from draft_service.suffix_corpus import Corpus
+from draft_service.suffix_corpus import INGESTED_AT_ONCE, Corpus
 from draft_service.suffix_evidence import MAX_LENGTH, NUM_CLASSES
 from draft_service.suffix_index import SuffixIndex
 from draft_service.suffix_record import (
@@ -27,8 +27,6 @@ from draft_service.suffix_states import Memory
 from draft_service.suffix_steps import commit_tokens, follow_corpus, propose_tree
 from paceline.tree import TokenTree
 
-INGESTED_AT_ONCE: Final = 16_384
-"""Tokens of a long prompt that one call takes in, 5 to 10 ms: other sessions wait for it."""
 _ROOM: Final = 256
 _ROOM_PER_TOKEN: Final = 1 / 16
 """Room for what a session appends, so many tokens and this for each that it starts with: until it

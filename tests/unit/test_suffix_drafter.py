@@ -8,8 +8,8 @@ import pytest
 
 from draft_service.drafter import DraftJob, DraftLimits, SessionSpec
 from draft_service.suffix import SuffixDrafter, SuffixOptions
-from draft_service.suffix_corpus import Corpus, TenantCorpora
-from draft_service.suffix_session import INGESTED_AT_ONCE, SuffixSession, Workspace
+from draft_service.suffix_corpus import INGESTED_AT_ONCE, Corpus, TenantCorpora
+from draft_service.suffix_session import SuffixSession, Workspace
 from paceline.tree import ROOT, TokenTree
 
 pytestmark = pytest.mark.timeout(300)  # the first test may compile
@@ -135,6 +135,19 @@ def test_the_end_of_a_field_is_waited_for_however_long_the_value_is() -> None:
         session.commit(0, [token_id])
 
     assert probability(session.propose(LIMITS).tree, END[0]) > 0.1
+
+
+def test_a_field_most_likely_ends_where_it_is_as_long_as_the_one_before() -> None:
+    session = session_over([*records([101, 102], [103, 104], [105, 106]), *NAME])
+
+    ends = list[float]()
+    for token_id in (999, 998, 997):
+        session.commit(0, [token_id])
+        ends.append(probability(session.propose(LIMITS).tree, END[0]))
+
+    shorter, as_long, longer = ends
+    assert as_long > 1.5 * max(shorter, longer)
+    assert min(shorter, longer) > 0.1
 
 
 def test_a_field_that_has_ended_ends_no_second_time() -> None:
