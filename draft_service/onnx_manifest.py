@@ -103,7 +103,7 @@ def read_manifest(path: Path) -> DraftManifest:
         if version == FORMAT_VERSION:
             content["files"] = {name: FileRecord(**each) for name, each in content["files"].items()}
             return _checked(DraftManifest(**content))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"{path / MANIFEST} cannot be read; {_REMEDY}") from error
     raise ConfigurationError(
         f"{path} has format version {version}, this drafter reads {FORMAT_VERSION}; {_REMEDY}"
@@ -155,7 +155,7 @@ def count_token_ids(tokenizer: Path) -> int:
             largest = len(vocabulary) - 1
         added = (token["id"] for token in content.get("added_tokens", ()))
         return 1 + int(max(largest, *added, -1))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(
             f"{tokenizer} holds no vocabulary; restore it from the model's source"
         ) from error

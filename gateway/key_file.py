@@ -15,11 +15,11 @@ import hmac
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.caller import Caller, Grant
 from paceline.errors import ConfigurationError
+from paceline.yaml_file import first_problem, read_yaml
 
 _NOBODY = bytes(32)
 
@@ -61,18 +61,12 @@ class KeyFile:
 
 
 def _parse(path: Path) -> _KeyFile:
+    content = read_yaml(path, "key file")
     try:
-        return _KeyFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigurationError(f"key file {path}: {error.strerror}; correct the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise ConfigurationError(f"key file {path} is neither YAML nor JSON") from None
+        return _KeyFile.model_validate(content)
     except ValidationError as error:
-        # The value stays out: whoever wrote a key in place of its hash must not find it in a log.
-        problem = error.errors(include_input=False)[0]
-        where = ".".join(str(part) for part in problem["loc"]) or "file"
-        told = problem["msg"].replace("valid tuple", "list")
-        raise ConfigurationError(f"key file {path}: {where}: {told}") from None
+        where, problem = first_problem(error)
+        raise ConfigurationError(f"key file {path}: {where}: {problem}") from None
 
 
 def _grant(entry: _Entry) -> Grant:

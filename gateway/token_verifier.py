@@ -50,7 +50,7 @@ class TokenVerifier:
             raise ConfigurationError(f"JWKS {path} is not JSON") from None
         try:
             found = jwt.PyJWKSet.from_json(text).keys
-        except (jwt.PyJWTError, ValueError, TypeError, AttributeError, KeyError):
+        except (jwt.PyJWTError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             raise ConfigurationError(f"JWKS {path} holds no usable key set; check it") from None
         keys = {key.key_id: key for key in found if key.key_id and key.algorithm_name in ALGORITHMS}
         if not keys:

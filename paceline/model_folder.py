@@ -84,7 +84,7 @@ def _read_json(path: Path, *, required: bool = False) -> dict[str, object]:
         return {}
     try:
         contents = json.loads(_read_bytes(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         contents = None
     if not isinstance(contents, dict):
         raise ConfigurationError(f"{path} holds no JSON object; restore the file")
@@ -118,7 +118,10 @@ def _token_text(token: object) -> str | None:
 def _chat_template(path: Path, tokenizer: Mapping[str, object]) -> str | None:
     file = path / "chat_template.jinja"
     if file.exists():
-        return _read_bytes(file).decode("utf-8")
+        try:
+            return _read_bytes(file).decode("utf-8")
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"{file} is not UTF-8 text; restore the file") from None
     template = tokenizer.get("chat_template")
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if item}

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import structlog
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from paceline.errors import ConfigurationError
+from paceline.yaml_file import first_problem, read_yaml
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -69,18 +69,12 @@ class _RoutingFile(BaseModel):
 
 def read_routing(path: Path) -> Routing:
     """Return what a routing file says; raises ``ConfigurationError``."""
+    content = read_yaml(path, "routing file")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        read = _RoutingFile.model_validate(content or {})
-    except OSError as error:
-        raise ConfigurationError(f"routing file {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        problem = str(error).replace("\n", " ")
-        raise ConfigurationError(f"routing file {path} is not YAML: {problem}") from None
+        read = _RoutingFile.model_validate({} if content is None else content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise ConfigurationError(f"routing file {path}: {where}: {first['msg']}") from None
+        where, problem = first_problem(error)
+        raise ConfigurationError(f"routing file {path}: {where}: {problem}") from None
     if read.default_pool and read.default_pool not in read.pools:
         raise ConfigurationError(
             f"routing file {path}: default_pool: there is no pool {read.default_pool}"

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Self, TypeAlias, TypeVar
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
@@ -27,6 +26,7 @@ from pydantic_settings import (
 from paceline.errors import ConfigurationError
 from paceline.logs import LogFormat, LogLevel
 from paceline.tls import DialTls, ServerTls
+from paceline.yaml_file import problem_text, read_yaml
 
 USAGE_EXIT_CODE = 2
 
@@ -200,13 +200,7 @@ def exit_with_usage_error(program: str, error: ConfigurationError) -> NoReturn:
 
 
 def _read_file(path: Path, kind: type[ServiceSettings]) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"--config {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        problem = str(error).replace("\n", " ")
-        raise ConfigurationError(f"--config {path} is not YAML: {problem}") from None
+    content = read_yaml(path, "--config")
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -220,10 +214,9 @@ def _read_file(path: Path, kind: type[ServiceSettings]) -> dict[str, Any]:
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
     if not problem["loc"]:
-        return f"settings: {problem['msg'].removeprefix('Value error, ')}"
+        return f"settings: {problem_text(problem['msg'])}"
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         flag = f"--{str(problem['loc'][0]).replace('_', '-')}"
         return f"setting {name} is missing: give it with {flag}, the environment or a file"
-    said = problem["msg"].replace("valid tuple", "list")
-    return f"setting {name}: {said}, got {problem['input']!r}"
+    return f"setting {name}: {problem_text(problem['msg'])}, got {problem['input']!r}"

@@ -56,7 +56,7 @@ class CostState:
             records = self._checked(content)
         except FileNotFoundError:
             return False
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             log.warning("step_costs_unreadable", path=str(self._path), cause=str(error))
             return False
         if records is None:

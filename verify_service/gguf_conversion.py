@@ -95,7 +95,7 @@ def is_intact(folder: Path) -> bool:
         return manifest["converter_version"] == CONVERTER_VERSION and all(
             _matches(folder / name, entry) for name, entry in manifest["files"].items()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 
@@ -129,7 +129,7 @@ def _identify(gguf_path: Path, cache_dir: Path, progress: Progress) -> _Source:
 def _read_record(path: Path) -> dict[str, object] | None:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and "sha256" in record else None
 

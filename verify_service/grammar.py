@@ -73,8 +73,8 @@ class GrammarCompiler:
         self._num_token_ids = num_token_ids
         try:
             text = tokenizer_json.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(f"{tokenizer_json}: {error.strerror}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{tokenizer_json}: {_one_line(str(error))}") from None
         eos_token = list(eos_token_ids)
         try:
             self._tokenizer = LLTokenizer(text, n_vocab=num_token_ids, eos_token=eos_token)

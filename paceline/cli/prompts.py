@@ -105,7 +105,7 @@ def _from_line(line: str, where: str) -> NamedPrompt:
     try:
         entry = json.loads(line)
         text, workload = entry["prompt"], entry.get("workload", "file")
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         raise ConfigurationError(f'{where}: not JSON with a "prompt"') from None
     if not isinstance(text, str) or not isinstance(workload, str):
         raise ConfigurationError(f'{where}: "prompt" and "workload" are texts')

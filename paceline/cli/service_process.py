@@ -114,9 +114,9 @@ def error_text(line: str) -> str:
 def _logged_error(line: str) -> str:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
-    if entry.get("level") not in {"error", "critical"}:
+    if not isinstance(entry, dict) or entry.get("level") not in {"error", "critical"}:
         return ""
     detail = entry.get("error") or entry.get("detail") or entry.get("exception") or ""
     last_line = str(detail).strip().rpartition("\n")[2]

@@ -184,7 +184,7 @@ def _num_token_ids(tokenizer: Path) -> int:
         ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
         ids += [token["id"] for token in contents.get("added_tokens", ())]
         largest = int(max(ids))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigurationError(
             f"setting model: {tokenizer} is not a tokenizer ({_one_line(error)}); restore the file"
         ) from error
