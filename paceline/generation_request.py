@@ -13,6 +13,7 @@ from paceline.errors import InvalidRequest
 from paceline.events import VerificationRule
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import types_pb2
+from paceline.wanted_values import wanted_value
 
 DraftingMode = Literal["auto", "on", "off"]
 StatisticsLevel = Literal["none", "summary", "steps"]
@@ -168,8 +169,6 @@ class GenerationOptions(
 
 
 MAX_TIMEOUT_SECONDS: Final = 365 * 86_400.0
-_NO_TEXT: Final = "bad argument type for built-in operation"
-"""What protobuf says of a value that should be text."""
 
 
 def request_to_proto(
@@ -292,9 +291,12 @@ def _text(prompt: object) -> str:
 def _chat(conversation: Sequence[ChatMessage]) -> messages.Chat:
     try:
         return messages.Chat(messages=[messages.ChatMessage(**message) for message in conversation])
-    except (TypeError, ValueError) as error:
+    except UnicodeEncodeError:
+        raise InvalidRequest("messages: is not valid UTF-8 text", field="messages") from None
+    except (TypeError, ValueError):
         raise InvalidRequest(
-            f"messages: each has the texts role and content: {_problem(error)}", field="messages"
+            "messages: give a list of mappings, each with the texts role and content",
+            field="messages",
         ) from None
 
 
@@ -302,16 +304,12 @@ def _filled(message: _MessageT, given: Mapping[str, Any], names: frozenset[str])
     for name in names & given.keys():
         try:
             message.MergeFrom(type(message)(**{name: given[name]}))
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"{name}: {_problem(error)}", field=name) from None
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"{name}: is not valid UTF-8 text", field=name) from None
+        except (TypeError, ValueError):
+            field: Any = message.DESCRIPTOR.fields_by_name[name]
+            raise InvalidRequest(f"{name}: give {wanted_value(field)}", field=name) from None
     return message
-
-
-def _problem(error: Exception) -> str:
-    """Return in words what protobuf has against a value."""
-    if isinstance(error, UnicodeEncodeError):
-        return "is not valid UTF-8 text"
-    return "is not text" if _NO_TEXT in str(error) else str(error)
 
 
 def _check_size(request: Message) -> None:

@@ -6,10 +6,10 @@ import argparse
 import asyncio
 import math
 import os
-import re
 import shlex
 import time
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ from paceline.errors import ConfigurationError, PacelineError
 from paceline.events import DraftPool
 from paceline.serving import termination_signal
 
-_DRAFTER_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+_DRAFTERS_GROUP: Final = "paceline.drafters"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,9 +132,12 @@ async def _model(options: argparse.Namespace) -> Path:
 def _check_draft(draft: str) -> None:
     if ":" in draft:
         split_address(draft, "--draft")
-    elif not _DRAFTER_NAME.fullmatch(draft):
+        return
+    installed = {point.name for point in entry_points(group=_DRAFTERS_GROUP)}
+    known = (*LOCAL_DRAFTERS, *sorted(installed - {*LOCAL_DRAFTERS}), NO_DRAFTER)
+    if draft not in known:
         raise ConfigurationError(
-            f"--draft is the name of a drafter, {NO_DRAFTER}, or host:port, not {draft!r}"
+            f"--draft is the name of a drafter ({', '.join(known)}), or host:port, not {draft!r}"
         )
 
 

@@ -29,6 +29,7 @@ def test_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         (["up", "--gguf", "missing.gguf"], "--gguf missing.gguf: there is no such file"),
         (["up", "--demo", "--draft", "eagle:x"], "--draft is host:port"),
         (["up", "--demo", "--draft", "a,b"], "--draft is the name of a drafter"),
+        (["up", "--demo", "--draft", "nosuch"], "(ngram, suffix, onnx, composite, none)"),
         (["generate", "--no-draft", "--draft", "x"], "not allowed with argument"),
         (
             ["bench", "--seed", "-1"],

@@ -149,14 +149,14 @@ def test_without_a_constraint_nothing_is_said_of_structure() -> None:
         ({"regex": "a", "choice": ["b"]}, "choice", "at most one of json_schema, regex"),
         ({"choice": "yes"}, "choice", "not one text"),
         ({"choice": [1]}, "choice", "choice: "),
-        ({"regex": 5}, "regex", "regex: "),
+        ({"regex": 5}, "regex", "regex: give a text"),
         ({"json_schema": {"const": b"x"}}, "json_schema", "json_schema: "),
         ({"json_schema": object()}, "json_schema", "json_schema: "),
         ({"json_schema": deep_schema(20_000)}, "json_schema", "nested too deeply"),
         ({"regex": "\udcff"}, "regex", "regex: is not valid UTF-8 text"),
         ({"grammar": b"\xff"}, "grammar", "grammar: "),
         ({"choice": ["a", "\udcff"]}, "choice", "choice: is not valid UTF-8 text"),
-        ({"choice": [None]}, "choice", "choice: is not text"),
+        ({"choice": [None]}, "choice", "choice: give a list of texts"),
         ({"choice": 5}, "choice", "choice: "),
         ({"regex": "x" * 21_000_000}, "structured_output.regex", "at most 20971520; send less"),
         ({"predicted_output": "x" * 21_000_000}, "predicted_output", "at most 20971520; send"),
@@ -169,6 +169,30 @@ def test_constraint_that_cannot_be_sent_names_its_option(
         request_to_proto("x", options)
 
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_tokens": "3"}, "max_tokens: give an integer from 0 to 4294967295"),
+        ({"max_tokens": -1}, "max_tokens: give an integer from 0 to 4294967295"),
+        ({"seed": 2**64}, "seed: give an integer from 0 to 18446744073709551615"),
+        ({"temperature": "hot"}, "temperature: give a number"),
+        ({"ignore_eos": "yes"}, "ignore_eos: give True or False"),
+        ({"pool": 3}, "pool: give a text"),
+        ({"stop": 5}, "stop: give a list of texts"),
+        ({"resume_token_ids": [1.5]}, "resume_token_ids: give a list of integers from 0"),
+        ({"logit_bias": {"a": 1}}, "logit_bias: give a mapping from integers from 0 to .* numbers"),
+        ({"metadata": {"a": 1}}, "metadata: give a mapping from texts to texts"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_told_the_right_one(
+    options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=told) as refused:
+        request_to_proto("x", options)
+
+    assert [refused.value.field] == list(options)
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "5", None])
