@@ -108,6 +108,34 @@ class PoolWatch(StepEngine):
         return super().step()
 
 
+class PatientEngine(StepEngine):
+    """Waits for trees before every step; notes whether put-off work was done by then."""
+
+    def __init__(self, seconds: float) -> None:
+        target = TableTarget(MARKOV, vocab_size=VOCAB, context_length=128)
+        super().__init__(target, small_engine().config)
+        self.settled: list[bool] = []
+        self._seconds = seconds
+        self._has_settled = False
+
+    def draft_wait_seconds(self) -> float:
+        """Expect trees that never come."""
+        return self._seconds
+
+    def settle(self) -> None:
+        """Do what was put off, and note it."""
+        super().settle()
+        self._has_settled = True
+
+    def step(self) -> StepOutput:
+        """Do one step."""
+        self.settled.append(self._has_settled)
+        self._has_settled = False
+        output = super().step()
+        self._has_settled = False
+        return output
+
+
 def _broken_engine() -> BrokenEngine:
     config = small_engine().config
     return BrokenEngine(TableTarget(MARKOV, vocab_size=VOCAB, context_length=128), config)
@@ -176,6 +204,18 @@ def test_sessions_at_a_pool_that_is_back_are_opened_before_the_next_step() -> No
         outputs.wait(lambda: 1 in outputs.ended)
 
     assert engine.knew == [True]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.002])
+def test_put_off_work_is_done_while_trees_are_waited_for(seconds: float) -> None:
+    engine = PatientEngine(seconds)
+    with _running(engine) as (thread, outputs):
+        thread.send(Submit(request(1, max_tokens=4)))
+        outputs.wait(lambda: 1 in outputs.ended)
+
+    after_idling, *others = engine.settled
+    assert after_idling
+    assert others == [seconds > 0.0] * 3
 
 
 def test_full_inbox_drops_trees_and_refuses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ MAX_INBOX = 65_536
 MAX_UNREAD_OUTPUTS = 256
 IDLE_SECONDS = 0.1
 STALLED_SECONDS = 0.002
+TELLING_SECONDS = 0.001
+"""So long the interpreter is left to who tells drafters; put-off work done next costs no time."""
 SWITCH_INTERVAL_SECONDS = 0.0005
 """How soon the other thread gets the interpreter; the default 5 ms would delay every step."""
 
@@ -169,14 +171,21 @@ class EngineThread:
 
     def _wait_for_trees(self) -> None:
         seconds = self._engine.draft_wait_seconds()
-        if seconds > 0.0:
-            self._tell()  # drafters answer what they have been told
+        if seconds <= 0.0:
+            return
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self._stopping.is_set():
+        self._tell()  # drafters answer what they have been told
+        self._wait_until(min(time.monotonic() + TELLING_SECONDS, until))
+        self._engine.settle()
+        self._wait_until(until)
+
+    def _wait_until(self, until: float) -> None:
+        while self._engine.draft_wait_seconds() > 0.0 and not self._stopping.is_set():
+            left = until - time.monotonic()
+            if left <= 0:
+                return
             self._wake.wait(left)
             self._drain()
-            if self._engine.draft_wait_seconds() == 0.0:
-                return
 
     def _idle(self) -> None:
         if self._engine.num_sequences == 0 and not self._is_checked:
