@@ -13,9 +13,9 @@ import structlog
 from paceline.admin import AdminServer
 from paceline.errors import ConfigurationError, EngineFailed
 from paceline.metrics import service_registry
-from paceline.routing import follow_routing
+from paceline.routing import follow_routing, read_routing
 from paceline.serving import Server, settle_heap, termination_signal
-from paceline.tls import channel_credentials
+from paceline.tls import channel_credentials, server_credentials
 from paceline.tracing import open_tracer
 from paceline.unreadable import ReadableCalls
 from paceline.v1 import verify_service_pb2, verify_service_pb2_grpc
@@ -88,20 +88,32 @@ def engine_config(settings: VerifySettings, info: TargetInfo) -> EngineConfig:
 
 def load(settings: VerifySettings) -> Loaded:
     """Load the engine and warm it up; raises ``ConfigurationError`` naming the cause."""
+    _check_files(settings)
     if settings.engine == "tensorrt-llm":
         return _load_tensorrt_llm(settings)
+    defaults = SamplingParams() if settings.model is None else generation_defaults(settings.model)
     target: TargetModel = load_target(settings)
     engine = StepEngine(target, engine_config(settings, target.info))
     warm_up(engine)
     keep = _kept_costs(settings, engine)
     if settings.model is None:
-        return Loaded(EngineThread(engine), SamplingParams(), when_stopped=keep)
+        return Loaded(EngineThread(engine), defaults, when_stopped=keep)
     return Loaded(
         EngineThread(engine),
-        generation_defaults(settings.model),
+        defaults,
         _grammars(settings.model, engine.info),
         keep,
     )
+
+
+def _check_files(settings: VerifySettings) -> None:
+    """Refuse what can be refused before a model is loaded, which takes minutes."""
+    if settings.routing is not None:
+        read_routing(settings.routing)
+    if settings.link_tls is not None:
+        channel_credentials(settings.link_tls)
+    if settings.server_tls is not None:
+        server_credentials(settings.server_tls)
 
 
 def _kept_costs(settings: VerifySettings, engine: StepEngine) -> Callable[[], None]:
@@ -175,8 +187,6 @@ class VerifyServer:
 
     async def start(self) -> int:
         """Listen, connect to the draft pools, say that it is ready; returns the port."""
-        if self._settings.link_tls is not None:
-            channel_credentials(self._settings.link_tls)
         port = self.server.listen(self._settings.listen, self._settings.server_tls)
         await self.server.start()
         host = self._settings.listen.rpartition(":")[0]

@@ -19,6 +19,8 @@ from paceline.model_folder import read_model_folder
 from paceline.routing import read_routing
 from paceline.settings import load_settings
 from verify_service.generation_defaults import generation_defaults
+from verify_service.server import load
+from verify_service.settings import VerifySettings
 
 WRONG = {
     "binary": b"\xff\xfe\x00\x80pools",
@@ -131,3 +133,16 @@ def test_a_good_key_file_gives_callers(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"keys: [{{id: a, tenant: t, sha256: '{digest}'}}]")
 
     assert isinstance(KeyFile.read(tmp_path / "keys").caller("test"), Caller)
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [("--routing", "routing file"), ("--link-ca", "certificate authority")],
+)
+def test_a_verifier_reads_small_files_before_its_model(
+    flag: str, said: str, tmp_path: Path
+) -> None:
+    arguments = ["--model", str(tmp_path), flag, str(tmp_path / "missing")]
+
+    with pytest.raises(ConfigurationError, match=said):
+        load(load_settings(VerifySettings, "verify", arguments))
