@@ -83,8 +83,12 @@ def size_to_add(memory: Memory, state: int) -> int:
 
 @compiled
 def size_to_copy(memory: Memory, state: int) -> int:
-    """Return what a copy of a state's followers takes of the blocks' part at most."""
-    return _block_size(num_followers(memory, state)) + _SMALL_SIZE
+    """
+    Return what a copy of a state's followers takes of the blocks' part at most.
+
+    The token that has it copied may follow it first: after a separator it may be the latest state.
+    """
+    return _block_size(num_followers(memory, state) + 1) + _SMALL_SIZE
 
 
 @compiled

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from draft_service.suffix_blocks import NUM_LISTED
 from draft_service.suffix_index import SuffixIndex
-from draft_service.suffix_states import BLOCKS_AT, ENTRY_SIZE, STATE_SIZE, STATES_AT
+from draft_service.suffix_states import (
+    BLOCKS_AT,
+    BLOCKS_SIZE,
+    ENTRY_SIZE,
+    STATE_SIZE,
+    STATES_AT,
+    WANTED_SIZE,
+)
 from tests.doubles.suffix_contexts import count_of, followers_of
 
 pytestmark = pytest.mark.timeout(300)  # the first test may compile
@@ -51,6 +60,44 @@ def test_one_token_that_follows_thousands_of_contexts_at_once_has_room() -> None
 
     assert followers_of(index, [7] * 4_000) == [8, 7] or followers_of(index, [7] * 4_000) == [7, 8]
     assert count_of(index, [7, 8]) == 1
+
+
+def appended_within_what_was_asked(index: SuffixIndex, text: list[int]) -> bool:
+    """Append tokens; return whether none took more room than was asked for before."""
+    memory = index.memory
+    for token_id in text:
+        index.extend([token_id])
+        memory = index.memory
+        if memory[BLOCKS_SIZE] > memory[WANTED_SIZE]:
+            return False
+    return int(memory[BLOCKS_AT] + memory[BLOCKS_SIZE]) <= len(memory)
+
+
+@pytest.mark.parametrize("num_followers", [1, 2, 4, 8, 12, 24, 48, 96, 192])
+def test_a_state_that_gets_a_follower_and_is_then_copied_has_room(num_followers: int) -> None:
+    """After a separator the latest state is an old one, which the same token may split."""
+    index = SuffixIndex()
+    for number in range(num_followers):
+        index.extend([1, 2, 2, 10 + number])
+    index.separate()
+
+    assert appended_within_what_was_asked(index, [1, 2, 2, 2])
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(0, 3), max_size=40), min_size=1, max_size=4),
+    followers=st.lists(st.integers(10, 40), max_size=30),
+    context=st.lists(st.integers(0, 3), min_size=1, max_size=3),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_token_takes_more_room_than_was_asked_for(
+    texts: list[list[int]], followers: list[int], context: list[int]
+) -> None:
+    index = SuffixIndex()
+    spread = [token_id for follower in followers for token_id in (*context, follower)]
+    for text in (spread, *texts):
+        assert appended_within_what_was_asked(index, text)
+        index.separate()
 
 
 def test_the_follower_used_last_comes_first_in_the_end() -> None:
