@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, MutableMapping
 from typing import Any
 
 from gateway.drafting_controller import DraftingController
@@ -24,11 +24,14 @@ class ChangingVerifiers:
         verifiers: VerifierPool,
         controller: DraftingController,
         make_link: Callable[[str], VerifierLink],
+        refused: MutableMapping[str, str],
     ) -> None:
+        """``refused`` holds what is wrong with a routing file that is not in force."""
         self._settings = settings
         self._verifiers = verifiers
         self._controller = controller
         self._make_link = make_link
+        self._refused = refused
         self._names = [
             entry.removeprefix(PREFIX) for entry in settings.verifiers if entry.startswith(PREFIX)
         ]
@@ -41,7 +44,8 @@ class ChangingVerifiers:
         """Return what has to run."""
         running: list[Coroutine[Any, Any, None]] = [self.fixed.run()]
         if self._settings.routing is not None:
-            running.append(follow_routing(self._settings.routing, self._routing, self._use))
+            path = self._settings.routing
+            running.append(follow_routing(path, self._routing, self._use, self._note_problem))
         if self._names:
             discovery = VerifierDiscovery(self._names, open_link=self._open, close_link=self._close)
             running.append(discovery.run())
@@ -52,6 +56,12 @@ class ChangingVerifiers:
         for link in list(self._verifiers.links):
             self._controller.refresh(link, pools_changed=True)
             await asyncio.sleep(0)
+
+    def _note_problem(self, problem: str) -> None:
+        if problem:
+            self._refused["routing"] = problem
+        else:
+            self._refused.pop("routing", None)
 
     def _open(self, address: str) -> VerifierLink:
         link = self._make_link(address)

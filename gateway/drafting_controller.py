@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from gateway.counters import Counters
 from gateway.drafting_policy import Gate, Observation, PolicyLimits, advance, decide
 from gateway.generation import (
+    DraftFallback,
     DraftingChoice,
     DraftingMode,
     DraftingWish,
@@ -188,12 +189,24 @@ class DraftingController:
             tracked.settling_steps = max(0, tracked.settling_steps - 1)
             return
         evidence, pool = self.workloads.evidence, tracked.choice.pool
+        if pool and step.fallback is not DraftFallback.UNSPECIFIED:
+            return  # A pool that is away shows nothing of what it is worth.
         if pool:
             evidence.add_step(sequence.wish.workload, pool, step)
         if before is not None:
             address = tracked.verifier.address
             cell = (address, self._load_classes.get(address, 0))
             evidence.add_seconds(cell, pool, now - before)
+
+    @property
+    def limits(self) -> PolicyLimits:
+        """Where gates close now."""
+        return self._limits
+
+    @property
+    def default_pool(self) -> str:
+        """Pool of requests that name none where the routing says none; empty: measured."""
+        return self._default_pool
 
     def gates(self) -> dict[tuple[str, str], Gate]:
         """Return the gate of each (verifier address, pool)."""

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gateway.generator import Generator
 from gateway.relay import RequestFigures
+from gateway.reloading import SOURCES
 from paceline.metrics import FIRST_TOKEN_BUCKETS, REQUEST_BUCKETS, TOKEN_GAP_BUCKETS
 
 ACCEPTANCE_BUCKETS: Final = (
@@ -73,8 +74,12 @@ _COUNTED: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
 class GatewayMetrics:
     """Histograms of ended requests, and everything else as it is when Prometheus asks."""
 
-    def __init__(self, registry: CollectorRegistry, generator: Generator) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, generator: Generator, refused: Mapping[str, str]
+    ) -> None:
+        """``refused`` holds what is wrong with files whose latest state is not in force."""
         self._generator = generator
+        self._refused = refused
         self._tokens = {
             "prompt": Counter(
                 "paceline_gateway_prompt_tokens",
@@ -97,9 +102,8 @@ class GatewayMetrics:
         )
         registry.register(self)
 
-    def request_ended(self, figures: RequestFigures, num_resumed: int) -> None:
-        """Take note of what a request took, however it ended; resumed tokens are not its own."""
-        num_tokens = figures.completion_tokens - num_resumed
+    def request_ended(self, figures: RequestFigures, num_tokens: int) -> None:
+        """Take note of what a request took, however it ended, and of the tokens of its own."""
         self._tokens["prompt"].inc(figures.prompt_tokens)
         self._tokens["generation"].inc(num_tokens)
         self._seconds["queue"].observe(max(figures.queue_seconds, 0.0))
@@ -128,6 +132,14 @@ class GatewayMetrics:
             "Requests that wait here for room.",
             admission.num_waiting,
         )
+        refused = GaugeMetricFamily(
+            "paceline_gateway_files_refused",
+            "1 while the latest state of a file is refused and the former one in force, else 0.",
+            labels=("source",),
+        )
+        for source in SOURCES:
+            refused.add_metric((source,), int(source in self._refused))
+        yield refused
         up = GaugeMetricFamily(
             "paceline_verifier_up",
             "1 while the verifier takes new sequences, else 0.",

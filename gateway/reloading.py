@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -13,6 +13,10 @@ from paceline.errors import PacelineError
 from paceline.file_watch import FileWatch
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+SOURCES: Final = ("credentials", "settings", "routing")
+"""What a gateway reads again while it runs; the last one by ``paceline.routing``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +31,29 @@ class Source:
     """Called on the event loop with what was read."""
 
 
-async def follow(sources: Sequence[Source], look_seconds: float) -> None:
+async def follow(
+    sources: Sequence[Source], look_seconds: float, refused: MutableMapping[str, str]
+) -> None:
     """
     Take up changes until cancelled.
 
-    Files that make no sense are logged once and leave in force what was read before.
+    Files that make no sense are logged once and leave in force what was read before; meanwhile
+    ``refused`` holds what is wrong with them, by the source's name.
     """
     while True:
         await asyncio.sleep(look_seconds)
         for source in sources:
             if source.watch.has_changed():
-                await _reload(source)
+                await _reload(source, refused)
 
 
-async def _reload(source: Source) -> None:
+async def _reload(source: Source, refused: MutableMapping[str, str]) -> None:
     try:
         source.apply(await asyncio.to_thread(source.read))
     except Exception as error:  # whatever a file holds, the gateway goes on with what it has
         cause = error.message if isinstance(error, PacelineError) else type(error).__name__
+        refused[source.name] = cause
         log.warning("reload_refused", source=source.name, cause=cause)
     else:
+        refused.pop(source.name, None)
         log.info("reloaded", source=source.name)

@@ -55,7 +55,7 @@ def _check(given: SamplingOverrides) -> None:
     check_range("sampling.temperature", given.temperature, "[0, 10]")
     check_range("sampling.top_p", given.top_p, "(0, 1]")
     check_range("sampling.min_p", given.min_p, "[0, 1)")
-    check_range("sampling.repetition_penalty", given.repetition_penalty, "(0, 10]")
+    check_range("sampling.repetition_penalty", given.repetition_penalty, "[0.001, 10]")
     check_range("sampling.presence_penalty", given.presence_penalty, "[-2, 2]")
     check_range("sampling.frequency_penalty", given.frequency_penalty, "[-2, 2]")
     biases = given.logit_bias or {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,19 +59,22 @@ class Gateway:
         changing: ChangingVerifiers,
         live: LiveSettings,
         sources: Sequence[Source],
+        refused: MutableMapping[str, str],
     ) -> None:
+        """``refused`` holds what is wrong with files whose latest state is not in force."""
         self.settings = settings
         self.generator = generator
         self._changing = changing
         self.live = live
         self._sources = sources
+        self._refused = refused
         self.port = 0
         self._server = server
         self.metrics = service_registry("gateway")
         self._admin = AdminServer(
             self.metrics,
             lambda: server.is_ready,
-            {"/policy": lambda: policy_report(generator.controller, generator.counters)},
+            {"/policy": self._policy_report},
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._is_draining = False
@@ -80,6 +83,11 @@ class Gateway:
     def address(self) -> str:
         """Where it listens."""
         return f"{self.settings.listen.rpartition(':')[0]}:{self.port}"
+
+    def _policy_report(self) -> bytes:
+        generator = self.generator
+        links = generator.verifiers.links
+        return policy_report(generator.controller, links, generator.counters, self._refused)
 
     async def start(self) -> None:
         """Bind, answer, and connect to the verifiers; raises ``ConfigurationError``."""
@@ -92,7 +100,7 @@ class Gateway:
             await self._admin.start(self.settings.admin_listen)
         self._tasks = [asyncio.create_task(self._keep_readiness(), name="readiness")]
         self._tasks += [asyncio.create_task(work) for work in self._changing.work()]
-        looks = follow(self._sources, self.settings.reload_seconds)
+        looks = follow(self._sources, self.settings.reload_seconds, self._refused)
         self._tasks.append(asyncio.create_task(looks, name="reloading"))
 
     async def wait_for_fault(self) -> None:
@@ -155,8 +163,13 @@ async def open_gateway(
     credentials = Credentials(settings.credential_files)
     tokenizer = PromptTokenizer.load(settings.model, num_threads=settings.tokenizer_threads)
     generator = _assemble(settings, tokenizer)
+    refused: dict[str, str] = {}
     changing = ChangingVerifiers(
-        settings, generator.verifiers, generator.controller, _link_maker(settings, generator)
+        settings,
+        generator.verifiers,
+        generator.controller,
+        _link_maker(settings, generator),
+        refused,
     )
     server = Server(
         (SERVICE_NAME,),
@@ -169,8 +182,8 @@ async def open_gateway(
     add_GenerationServiceServicer_to_server(servicer, server.grpc)
     live = LiveSettings(settings, generator=generator, servicer=servicer, fixed=changing.fixed)
     sources = [_credential_source(credentials), *_config_sources(config, live)]
-    gateway = Gateway(settings, generator, server, changing, live, sources)
-    servicer.on_request_end = GatewayMetrics(gateway.metrics, generator).request_ended
+    gateway = Gateway(settings, generator, server, changing, live, sources, refused)
+    servicer.on_request_end = GatewayMetrics(gateway.metrics, generator, refused).request_ended
     try:
         await gateway.start()
         yield gateway

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
+_DEADLINE_SLACK_SECONDS: Final = 0.05
+"""A client's clock begins first: its deadline passes, and cancels the call, this much sooner."""
+
 GENERATING: Final = frozenset({"Generate", "StreamGenerate"})
 
 
@@ -63,7 +66,7 @@ class GenerationServicer(GenerationServiceServicer):
     def __init__(self, generator: Generator, *, default_deadline_seconds: float) -> None:
         self.default_deadline_seconds = default_deadline_seconds
         self.on_request_end: Callable[[RequestFigures, int], None] = _ignore
-        """Called with the figures of each generation and its number of resumed tokens."""
+        """Called with the figures of each generation and how many tokens are its own."""
         self._generator = generator
         self._quotas = Quotas(asyncio.get_running_loop().time)
 
@@ -191,20 +194,22 @@ class GenerationServicer(GenerationServiceServicer):
         return asyncio.get_running_loop().time() + remaining
 
     def _code_of_cancellation(self, call: _Call) -> grpc.StatusCode:
-        is_late = asyncio.get_running_loop().time() >= call.deadline
+        is_late = asyncio.get_running_loop().time() >= call.deadline - _DEADLINE_SLACK_SECONDS
         return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
 
     def _end(self, call: _Call, code: grpc.StatusCode, error: PacelineError | None) -> None:
-        figures = None
+        figures, num_emitted = None, 0
         if call.relay is not None:
             call.relay.close()
             figures = call.relay.figures()
+            # Resumed tokens are not this call's; a stop string among them leaves fewer than came.
+            num_emitted = max(figures.completion_tokens - call.num_resumed, 0)
         if call.lease is not None:
-            call.lease.charge(figures.completion_tokens - call.num_resumed if figures else 0)
+            call.lease.charge(num_emitted)
             call.lease.close()
         self._generator.counters.increment("requests", call.rpc, code.name)
         if figures is not None:
-            self.on_request_end(figures, call.num_resumed)
+            self.on_request_end(figures, num_emitted)
         if call.span is not None:
             call.span.end(code.name, call.relay)
         log_request(
@@ -219,7 +224,7 @@ class GenerationServicer(GenerationServiceServicer):
         )
 
 
-def _ignore(figures: RequestFigures, num_resumed: int) -> None:
+def _ignore(figures: RequestFigures, num_emitted: int) -> None:
     pass
 
 

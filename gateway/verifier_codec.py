@@ -104,10 +104,17 @@ def failure_from_proto(message: messages.Failure) -> PacelineError:
     return error_from_code(
         message.code,
         message.message,
-        field=message.field,
+        field=_field_of_client(message.field),
         reason=message.reason,
         retry_after_seconds=duration_from_proto(message.retry_after) if has_retry else None,
     )
+
+
+def _field_of_client(field: str) -> str:
+    """Return the field of the client's request that became a field of ``Start``."""
+    if field.startswith("limits."):
+        return field.replace("limits.", "stopping.", 1)
+    return {"emitted_token_ids": "resume_token_ids"}.get(field, field)
 
 
 def load_from_proto(message: messages.LoadReport) -> VerifierLoad:

@@ -99,7 +99,11 @@ class AdminServer:
             case _ if path in self._reports:
                 return _Answer(HTTPStatus.OK, self._reports[path](), "application/json")
             case _:
-                return _Answer(HTTPStatus.NOT_FOUND, b"/metrics, /liveness or /readiness\n")
+                return _Answer(HTTPStatus.NOT_FOUND, self._paths())
+
+    def _paths(self) -> bytes:
+        paths = ("/metrics", "/liveness", "/readiness", *self._reports)
+        return f"there is: {', '.join(paths)}\n".encode()
 
     def _metrics(self, accept: str) -> _Answer:
         encode, content_type = choose_encoder(accept)

@@ -273,7 +273,9 @@ def _constraint(name: str, value: Any) -> Any:
 def checked_timeout(seconds: float) -> float:
     """Return a timeout that a deadline can be made of; a year is as good as for ever."""
     if not isinstance(seconds, int | float) or not seconds > 0:
-        raise InvalidRequest(f"timeout is {seconds}; it is a time above 0 s", field="timeout")
+        raise InvalidRequest(
+            f"timeout is {seconds!r}; give a number of seconds above 0", field="timeout"
+        )
     return min(seconds, MAX_TIMEOUT_SECONDS)
 
 

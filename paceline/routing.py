@@ -77,7 +77,8 @@ def read_routing(path: Path) -> Routing:
         raise ConfigurationError(f"routing file {path}: {where}: {problem}") from None
     if read.default_pool and read.default_pool not in read.pools:
         raise ConfigurationError(
-            f"routing file {path}: default_pool: there is no pool {read.default_pool}"
+            f"routing file {path}: default_pool: there is no pool {read.default_pool}; "
+            f"pools has {', '.join(sorted(read.pools)) or 'none'}"
         )
     return Routing(
         read.default_pool,
@@ -87,12 +88,16 @@ def read_routing(path: Path) -> Routing:
 
 
 async def follow_routing(
-    path: Path, current: Routing, apply: Callable[[Routing], Awaitable[None]]
+    path: Path,
+    current: Routing,
+    apply: Callable[[Routing], Awaitable[None]],
+    note_problem: Callable[[str], None] = lambda problem: None,
 ) -> None:
     """
     Apply every change of a routing file, for as long as the task lives.
 
-    A file that makes no sense is logged once and leaves the last good one in force.
+    A file that makes no sense is logged once and leaves the last good one in force;
+    ``note_problem`` is told what is wrong with it, and an empty text once it is read again.
     """
     problem = ""
     while True:
@@ -103,8 +108,11 @@ async def follow_routing(
             if error.message != problem:
                 problem = error.message
                 log.error("routing_refused", detail=problem)
+                note_problem(problem)
             continue
-        problem = ""
+        if problem:
+            problem = ""
+            note_problem(problem)
         if found != current:
             current = found
             log.info("routing_changed", default_pool=found.default_pool, weights=found.weights)

@@ -52,10 +52,19 @@ _ERRORS: dict[int, type[errors.PacelineError]] = {
     grpc.StatusCode.FAILED_PRECONDITION.value[0]: errors.Mismatch,
 }
 
-_NO_SUCH_METHOD = (
-    "the server has no such method: another service listens there, or one of another release; "
-    "check the address"
-)
+_GRPC_ITSELF = {
+    grpc.StatusCode.UNIMPLEMENTED: (
+        "the server has no such method: another service listens there, or one of another release; "
+        "check the address"
+    ),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (
+        "the deadline passed; what was sent is valid: allow more time or fewer tokens"
+    ),
+    grpc.StatusCode.UNAVAILABLE: (
+        "the server cannot be reached or has gone; check the address and that it serves"
+    ),
+}
+"""What it means where gRPC itself gives a status, and none of our servers."""
 
 
 def status_code(error: errors.PacelineError) -> grpc.StatusCode:
@@ -110,9 +119,9 @@ def error_from_rpc(error: grpc.RpcError) -> errors.PacelineError:
         elif packed.Unpack(quota_failure) and quota_failure.violations:
             restored["quota"] = quota_failure.violations[0].subject
     message = error.details() or error.code().name
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED and not restored:
-        # Nobody of ours has answered: gRPC itself says that nothing is registered there.
-        message = _NO_SUCH_METHOD
+    if not restored and error.code() in _GRPC_ITSELF:
+        cause = f" ({message})" if error.code() is grpc.StatusCode.UNAVAILABLE else ""
+        message = _GRPC_ITSELF[error.code()] + cause
     return error_from_code(error.code().value[0], message, **restored)
 
 

@@ -22,7 +22,7 @@ class _GenerationConfig(BaseModel):
     top_k: Annotated[int, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.001, le=10)] | None = None
 
 
 def generation_defaults(folder: Path) -> SamplingParams:

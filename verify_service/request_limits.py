@@ -39,7 +39,7 @@ _RANGES = (
     _Range("temperature", 0, 10),
     _Range("top_p", 0, 1, open_low=True),
     _Range("min_p", 0, 1, open_high=True),
-    _Range("repetition_penalty", 0, 10, open_low=True),
+    _Range("repetition_penalty", 0.001, 10),
     _Range("presence_penalty", -2, 2),
     _Range("frequency_penalty", -2, 2),
 )

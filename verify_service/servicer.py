@@ -222,7 +222,7 @@ class VerifyServicer(verify_service_pb2_grpc.VerifyServiceServicer):
             )
         if message.limits.ignore_eos:
             raise InvalidRequest(
-                "limits.ignore_eos would leave a finished structured_output no way to end",
+                "ignore_eos would leave a finished structured_output no way to end",
                 field="limits.ignore_eos",
             )
         constraint = await asyncio.to_thread(self._grammars.compile, message.structured_output)

@@ -48,14 +48,18 @@ def _fetched(address: str) -> dict[str, Any]:
 
 
 def _findings(subject: str, report: dict[str, Any]) -> Iterator[Finding]:
-    pools = report.get("pools", [])
+    for source, problem in report.get("refused_files", {}).items():
+        fix = "correct the file; until then its former state is in force"
+        yield Finding(Level.WRONG, subject, f"{source}: {problem}", fix)
+    pools, limits = report.get("pools", []), report.get("limits", {})
     if not pools:
-        yield Finding(Level.WARNING, subject, "nothing was decided yet: no pool was seen in use")
-    for pool in pools:
-        what = f"{pool['verifier']} pool {pool['pool']}"
-        decision = "drafts" if pool["drafts"] else f"does not draft: {pool['cause']}"
-        yield Finding(Level.FINE, subject, f"{what} {decision}")
-    yield from (_workload(subject, workload) for workload in report.get("workloads", []))
+        fix = "give the verifiers draft pools, or send a request first"
+        told = "nothing was decided yet: no pool was seen in use"
+        yield Finding(Level.WARNING, subject, told, fix)
+    yield from (_pool(subject, pool, limits) for pool in pools)
+    yield Finding(Level.FINE, subject, _default(report.get("default", {})))
+    for workload in report.get("workloads", []):
+        yield _workload(subject, workload, limits)
     for kind in ("draft_fallbacks", "probes", "pool_choices", "failovers"):
         counts = report.get(kind) or {}
         if counts:
@@ -63,8 +67,44 @@ def _findings(subject: str, report: dict[str, Any]) -> Iterator[Finding]:
             yield Finding(Level.FINE, subject, f"{kind.replace('_', ' ')} so far: {listed}")
 
 
-def _workload(subject: str, seen: dict[str, Any]) -> Finding:
-    use = "in use" if seen["is_chosen"] else "not in use"
+def _pool(subject: str, pool: dict[str, Any], limits: dict[str, Any]) -> Finding:
+    what = f"{pool['verifier']} pool {pool['pool']}"
+    if not pool.get("is_available", True):
+        cause = pool.get("unavailable_cause") or "unknown"
+        fix = "see that its draft service runs, and what paceline doctor says of the pool"
+        return Finding(Level.WRONG, subject, f"{what} cannot be used: {cause}", fix)
+    if pool["drafts"]:
+        return Finding(Level.FINE, subject, f"{what} may draft")
+    return Finding(Level.FINE, subject, f"{what} does not draft: {_why(pool, limits)}")
+
+
+def _why(seen: dict[str, Any], limits: dict[str, Any]) -> str:
+    """Return why a gate is closed, with the figures that closed it as far as they are known."""
+    cause = str(seen["cause"])
+    if cause == "load":
+        ceiling, resumed = limits.get("max_running_to_draft"), limits.get("max_running_to_resume")
+        now = f"{seen['num_running']} run now, " if "num_running" in seen else ""
+        return f"load ({now}max_running_to_draft is {ceiling}; it comes back at {resumed})"
+    if cause == "no_gain":
+        floor = limits.get("min_acceptance_length")
+        return f"no_gain (slower than plain, or below min_acceptance_length, which is {floor})"
+    return cause
+
+
+def _default(default: dict[str, Any]) -> str:
+    said = "requests that name no pool draft from"
+    if pool := default.get("routing_default_pool"):
+        return f"{said} {pool} (the routing file's default_pool)"
+    if weights := default.get("routing_weights"):
+        shares = ", ".join(f"{name} {weight}" for name, weight in weights.items())
+        return f"{said} pools by the routing file's weights: {shares}"
+    if pool := default.get("default_pool"):
+        return f"{said} {pool} (the setting default_pool)"
+    return f"{said} the pool that is best for their workload"
+
+
+def _workload(subject: str, seen: dict[str, Any], limits: dict[str, Any]) -> Finding:
+    use = "the best so far" if seen["is_chosen"] else "not the best"
     told = [f"{seen['verifier']} workload {seen['workload'] or 'any'} pool {seen['pool']}: {use}"]
     told += [
         f"{seen[key]:.2f} {words}"
@@ -72,5 +112,5 @@ def _workload(subject: str, seen: dict[str, Any]) -> Finding:
         if isinstance(seen[key], int | float)
     ]
     if not seen["drafts"]:
-        told.append(f"does not draft: {seen['cause']}")
+        told.append(f"does not draft: {_why(seen, limits)}")
     return Finding(Level.FINE, subject, ", ".join(told))

@@ -333,7 +333,7 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """Range [0, 1); 0 switches it off."""
     repetition_penalty: _builtins.float
-    """Range (0, 10]; 1 switches it off."""
+    """Range [0.001, 10]; 1 switches it off."""
     presence_penalty: _builtins.float
     """Range [-2, 2]; 0 switches it off."""
     frequency_penalty: _builtins.float

@@ -50,6 +50,7 @@ async def refusal(address: str, bad: Start) -> verify_service_pb2.Failure:
         ("min_p", -0.1),
         ("min_p", 1.1),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-40),
         ("repetition_penalty", 10.5),
         ("presence_penalty", -2.1),
         ("presence_penalty", 2.1),

@@ -138,6 +138,24 @@ async def test_a_resume_of_a_finished_output_finishes_without_a_verifier(
     assert answer.outputs[0].finish_reason == types_pb2.FINISH_REASON_LENGTH
 
 
+async def test_a_resume_that_holds_a_stop_string_already_is_stopped_and_costs_nothing(
+    running: RunningGateway, verifier: ScriptedVerifier, tokenizer: Tokenizer
+) -> None:
+    emitted = tokenizer.encode("one two three", add_special_tokens=False).ids
+    request = asking(len(emitted) + 4)
+    request.sampling.seed = 5
+    request.stopping.stop.append("two")
+    request.resume_token_ids.extend(emitted)
+
+    answer = await running.generate(request)
+
+    assert verifier.starts == []
+    assert answer.outputs[0].text == ""
+    assert answer.outputs[0].finish_reason == types_pb2.FINISH_REASON_STOP
+    requests = running.gateway.generator.counters.snapshot()["requests"]
+    assert requests == {("Generate", "OK"): 1}
+
+
 @pytest.mark.parametrize(
     ("request_", "field"),
     [

@@ -13,11 +13,12 @@ from paceline.cli.checks import Finding, Level
 from paceline.cli.doctor import examined
 from paceline.cli.main import main
 from paceline.v1 import generation_service_pb2 as messages
+from paceline.v1 import types_pb2, verify_service_pb2
 from tests.doubles.certificates import Authority
 from tests.doubles.credentials import write_keys
 from tests.doubles.model_folders import write_model_folder
 from tests.doubles.running_gateway import running_gateway
-from tests.doubles.scripted_verifier import ScriptedVerifier, serving
+from tests.doubles.scripted_verifier import ScriptedVerifier, model_info, serving
 
 pytestmark = pytest.mark.asyncio
 
@@ -37,10 +38,71 @@ async def test_the_policy_is_told_per_verifier_and_pool_with_its_counts(tmp_path
 
     told = [finding.cause for finding in findings]
     assert {finding.level for finding in findings} == {Level.FINE}
-    assert f"{address} pool ngram drafts" in told
-    assert any(f"{address} workload text pool ngram: in use" in cause for cause in told)
+    assert f"{address} pool ngram may draft" in told
+    assert "requests that name no pool draft from the pool that is best for their workload" in told
+    assert any(f"{address} workload text pool ngram: the best" in cause for cause in told)
     assert any("pool choices so far: ngram default 1" in cause for cause in told)
     assert any("draft fallbacks so far" in cause and "LOAD 3" in cause for cause in told)
+
+
+async def test_a_pool_that_is_away_and_a_refused_file_are_wrong(tmp_path: Path) -> None:
+    admin = bindable_address("127.0.0.1:0", "--admin-listen")
+    routing = tmp_path / "routing.yaml"
+    _write(routing, "pools: {ngram: {address: 'd:1', weight: 2}}")
+    away = verify_service_pb2.DraftPool(name="ngram", cause=types_pb2.DRAFT_FALLBACK_UNREACHABLE)
+    verifier = ScriptedVerifier(info=model_info(draft_pools=[away]))
+    async with (
+        serving(verifier) as address,
+        running_gateway(
+            write_model_folder(tmp_path), address, admin_listen=admin, routing=routing
+        ) as running,
+    ):
+        await running.generate(messages.GenerateRequest(text="a"))
+        weighed = await examined([("policy", admin)])
+        _write(routing, "pools: {ngram: {weight: 2}}")
+        refused = await _until(admin, is_wrong=True)
+        _write(routing, "default_pool: ngram\npools: {ngram: {address: 'd:1'}}")
+        await _until(admin, is_wrong=False)
+        named = await examined([("policy", admin)])
+
+    (down,) = [finding for finding in weighed if finding.level is Level.WRONG]
+    assert down.cause == f"{address} pool ngram cannot be used: unreachable"
+    assert "pools.ngram.address: Field required" in refused[0].cause
+    assert any("by the routing file's weights: ngram 2" in each.cause for each in weighed)
+    assert any("ngram (the routing file's default_pool)" in each.cause for each in named)
+
+
+async def test_the_cause_comes_with_the_limits_that_it_is_about(tmp_path: Path) -> None:
+    admin = bindable_address("127.0.0.1:0", "--admin-listen")
+    scripted = ScriptedVerifier(pause_seconds=0.02)
+    async with (
+        serving(scripted) as address,
+        running_gateway(
+            write_model_folder(tmp_path), address, admin_listen=admin, max_running_to_draft=1
+        ) as running,
+        asyncio.TaskGroup() as group,
+    ):
+        limits = messages.StoppingOptions(max_tokens=150)
+        for _ in range(2):
+            group.create_task(running.generate(messages.GenerateRequest(text="a", stopping=limits)))
+        async with asyncio.timeout(5):
+            await scripted.until(lambda verifier: len(verifier.starts) == 2)
+        findings = await examined([("policy", admin)])
+
+    (told,) = [finding.cause for finding in findings if "does not draft" in finding.cause]
+    assert told.startswith(f"{address} pool ngram does not draft: load (")
+    assert told.endswith("run now, max_running_to_draft is 1; it comes back at 1)")
+
+
+async def _until(admin: str, *, is_wrong: bool) -> list[Finding]:
+    """Wait until the routing file is refused, or no longer; return what is told of it."""
+    for _ in range(50):
+        findings = await examined([("policy", admin)])
+        told = [finding for finding in findings if finding.cause.startswith("routing:")]
+        if bool(told) == is_wrong:
+            return told
+        await asyncio.sleep(0.1)
+    raise TimeoutError
 
 
 async def test_an_address_that_is_no_admin_port_is_wrong_and_says_what_to_do() -> None:

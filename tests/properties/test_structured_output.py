@@ -250,6 +250,24 @@ def test_what_no_text_can_be_of_is_refused(output: types_pb2.StructuredOutput) -
     assert refused.value.field == f"structured_output.{output.WhichOneof('constraint')}"
 
 
+def test_a_choice_among_thousands_comes_to_its_end() -> None:
+    options = [f"item {number} of the list" for number in range(4_000)]
+
+    emitted = _run(
+        types_pb2.StructuredOutput(choice=types_pb2.Choice(options=options)), seed=1, oracle=None
+    )
+
+    assert emitted.error is None
+    assert _text(emitted) in options
+
+
+def test_nested_repetitions_are_given_up_before_they_hold_up_others() -> None:
+    """What they force at once tells how much work was put into them."""
+    constraint = _compiler().compile(types_pb2.StructuredOutput(regex="(((a{1000}){1000}){900})"))
+
+    assert 0 < len(constraint.forced()) < 200_000
+
+
 @pytest.mark.parametrize("pattern", ["()", "$", "(?:)"])
 def test_what_only_the_empty_text_is_of_ends_at_once(pattern: str) -> None:
     emitted = _run(types_pb2.StructuredOutput(regex=pattern), seed=1, oracle=None)

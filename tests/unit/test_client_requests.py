@@ -197,7 +197,7 @@ def test_a_value_of_the_wrong_kind_is_told_the_right_one(
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "5", None])
 def test_a_timeout_that_is_no_time_is_refused(seconds: Any) -> None:
-    with pytest.raises(InvalidRequest, match="a time above 0 s") as refused:
+    with pytest.raises(InvalidRequest, match="give a number of seconds above 0") as refused:
         checked_timeout(seconds)
 
     assert refused.value.field == "timeout"

@@ -91,6 +91,20 @@ def test_running_sequences_hear_of_a_turn_once_and_of_the_return() -> None:
     ]
 
 
+def test_what_runs_while_a_pool_is_away_says_nothing_about_it() -> None:
+    bench, sequence = Bench(), FakeSequence()
+    bench.controller.admit(bench.verifier, sequence)
+    bench.learn(sequence, num_accepted=2, num_steps=64)
+    evidence = bench.controller.workloads.evidence
+    before = evidence.tokens_per_step("", "ngram")
+
+    for _ in range(200):
+        bench.controller.observe_step(sequence, Step((1,), fallback=DraftFallback.UNREACHABLE))
+
+    assert before is not None
+    assert evidence.tokens_per_step("", "ngram") == before
+
+
 def test_sequences_that_insist_or_refuse_are_left_alone() -> None:
     bench = Bench()
     insists = FakeSequence(DraftingWish(DraftingMode.ON))
