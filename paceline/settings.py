@@ -8,6 +8,7 @@ description with unit and reason. Unknown flags and keys are errors.
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -207,7 +208,9 @@ def _read_file(path: Path, kind: type[ServiceSettings]) -> dict[str, Any]:
         raise ConfigurationError(f"--config {path}: expected a mapping of settings")
     unknown = sorted(set(content) - set(kind.model_fields))
     if unknown:
-        raise ConfigurationError(f"--config {path}: unknown setting {unknown[0]}")
+        near = difflib.get_close_matches(str(unknown[0]), kind.model_fields, 1)
+        remedy = f"did you mean {near[0]}?" if near else "remove it, or see --help"
+        raise ConfigurationError(f"--config {path}: unknown setting {unknown[0]}; {remedy}")
     return {str(key): value for key, value in content.items()}
 
 

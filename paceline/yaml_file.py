@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import yaml
 from pydantic import ValidationError
 
 from paceline.errors import ConfigurationError
+
+_PLAIN_WORDS: Final = {
+    "Field required": "is missing; add it",
+    "Extra inputs are not permitted": "is unknown here; correct or remove it",
+}
 
 
 def read_yaml(path: Path, name: str) -> object:
@@ -46,4 +52,6 @@ def first_problem(error: ValidationError) -> tuple[str, str]:
 
 def problem_text(message: str) -> str:
     """Return pydantic's words in those of a file: it has lists, and no tuples."""
+    if message in _PLAIN_WORDS:
+        return _PLAIN_WORDS[message]
     return message.removeprefix("Value error, ").replace("valid tuple", "list")

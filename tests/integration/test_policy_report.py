@@ -67,7 +67,7 @@ async def test_a_pool_that_is_away_and_a_refused_file_are_wrong(tmp_path: Path) 
 
     (down,) = [finding for finding in weighed if finding.level is Level.WRONG]
     assert down.cause == f"{address} pool ngram cannot be used: unreachable"
-    assert "pools.ngram.address: Field required" in refused[0].cause
+    assert "pools.ngram.address: is missing" in refused[0].cause
     assert any("by the routing file's weights: ngram 2" in each.cause for each in weighed)
     assert any("ngram (the routing file's default_pool)" in each.cause for each in named)
 
