@@ -126,8 +126,8 @@ async def test_flag_that_a_service_does_not_know_is_named(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--draft", "crystal-ball"), "unknown drafter 'crystal-ball'; known: composite, ngram"),
         (("--draft-args=--ngram-min-len 99",), "setting ngram_min_len"),
+        (("--draft-args=--drafter crystal-ball",), "unknown drafter 'crystal-ball'; known: comp"),
     ],
 )
 async def test_draft_service_that_refuses_its_settings_ends_the_command(
