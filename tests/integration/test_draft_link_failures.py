@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -10,6 +12,7 @@ from paceline.v1 import draft_service_pb2, types_pb2, verify_service_pb2
 from tests.doubles.running_verifier import (
     POOL,
     VOCAB,
+    AttachedGateway,
     attached,
     eventually,
     make_engine,
@@ -18,11 +21,27 @@ from tests.doubles.running_verifier import (
     start,
 )
 from tests.doubles.scripted_drafter import Proposals, Propose, ScriptedDrafter, chain, oracle
+from verify_service.engine.step_engine import StepEngine
+from verify_service.server import VerifyServer
 
 pytestmark = pytest.mark.asyncio
 
 PROMPT = [1, 2, 3, 4, 5]
 NUM_TOKENS = 60
+
+
+@asynccontextmanager
+async def drafting(
+    drafter: ScriptedDrafter, engine: StepEngine
+) -> AsyncIterator[tuple[VerifyServer, AttachedGateway]]:
+    """Run a drafter and a verifier that knows it, and attach once the two are connected."""
+    async with (
+        running_drafter(drafter) as pool,
+        running_verifier(engine, {POOL: pool}) as (server, address),
+        attached(address) as gateway,
+    ):
+        await eventually(lambda: server.links[POOL].status.cause is None)
+        yield server, gateway
 
 
 async def _plain_ids() -> list[int]:
@@ -70,12 +89,7 @@ async def test_hostile_trees_are_dropped_and_counted(propose: Propose, counter: 
     """B074: each malformed tree is dropped with a named counter, the ids stay the plain ones."""
     expected = await _plain_ids()
     engine = make_engine()
-    async with (
-        running_drafter(ScriptedDrafter(propose)) as drafter,
-        running_verifier(engine, {POOL: drafter}) as (server, address),
-        attached(address) as gateway,
-    ):
-        await eventually(lambda: server.links[POOL].status.cause is None)
+    async with drafting(ScriptedDrafter(propose), engine) as (server, gateway):
         await gateway.start(start(1, PROMPT, max_tokens=NUM_TOKENS, pool=POOL))
         received = await gateway.result(1)
 
@@ -88,12 +102,7 @@ async def test_an_honest_drafter_shortens_the_run() -> None:
     """The control: with the oracle's drafts the same ids need far fewer steps."""
     expected = await _plain_ids()
     drafter = ScriptedDrafter(oracle([*PROMPT, *expected], depth=6))
-    async with (
-        running_drafter(drafter) as pool,
-        running_verifier(make_engine(pace_seconds=0.002), {POOL: pool}) as (server, address),
-        attached(address) as gateway,
-    ):
-        await eventually(lambda: server.links[POOL].status.cause is None)
+    async with drafting(drafter, make_engine(pace_seconds=0.002)) as (_, gateway):
         await gateway.start(start(1, PROMPT, max_tokens=NUM_TOKENS, pool=POOL))
         received = await gateway.result(1)
 
@@ -111,12 +120,7 @@ async def test_stale_trees_still_help_and_change_nothing() -> None:
         base_len = max(len(committed) - 4, len(PROMPT))
         return [chain(session_id, base_len, truth[base_len : base_len + 12])]
 
-    async with (
-        running_drafter(ScriptedDrafter(late)) as drafter,
-        running_verifier(make_engine(pace_seconds=0.002), {POOL: drafter}) as (server, address),
-        attached(address) as gateway,
-    ):
-        await eventually(lambda: server.links[POOL].status.cause is None)
+    async with drafting(ScriptedDrafter(late), make_engine(pace_seconds=0.002)) as (_, gateway):
         await gateway.start(start(1, PROMPT, max_tokens=NUM_TOKENS, pool=POOL))
         received = await gateway.result(1)
 
@@ -137,12 +141,7 @@ async def test_a_failing_drafter_costs_no_token(drafter: ScriptedDrafter) -> Non
     """B070, B072, B073: hung, gone, forgetful or slow, the answer is the plain one."""
     expected = await _plain_ids()
     engine = make_engine()
-    async with (
-        running_drafter(drafter) as pool,
-        running_verifier(engine, {POOL: pool}) as (server, address),
-        attached(address) as gateway,
-    ):
-        await eventually(lambda: server.links[POOL].status.cause is None)
+    async with drafting(drafter, engine) as (_, gateway):
         await gateway.start(*(start(i, PROMPT, max_tokens=NUM_TOKENS, pool=POOL) for i in (1, 2)))
 
         assert (await gateway.result(1)).token_ids == expected
@@ -217,12 +216,7 @@ async def test_exactly_one_message_per_step_and_direction() -> None:
         return output
 
     engine.step = counted_step  # type: ignore[method-assign, assignment]  # counts, then passes on
-    async with (
-        running_drafter(drafter) as pool,
-        running_verifier(engine, {POOL: pool}) as (server, address),
-        attached(address) as gateway,
-    ):
-        await eventually(lambda: server.links[POOL].status.cause is None)
+    async with drafting(drafter, engine) as (_, gateway):
         await gateway.start(*(start(i, PROMPT, max_tokens=24, pool=POOL) for i in range(1, 13)))
         for i in range(1, 13):
             assert (await gateway.result(i)).token_ids == expected[:24]
@@ -259,12 +253,7 @@ async def test_drafting_can_be_switched_while_running() -> None:
     """``SetDrafting`` reaches a running request; the ids do not change."""
     expected = await _plain_ids()
     drafter = ScriptedDrafter(oracle([*PROMPT, *expected], depth=1), delay_seconds=0.001)
-    async with (
-        running_drafter(drafter) as pool,
-        running_verifier(make_engine(), {POOL: pool}) as (server, address),
-        attached(address) as gateway,
-    ):
-        await eventually(lambda: server.links[POOL].status.cause is None)
+    async with drafting(drafter, make_engine()) as (_, gateway):
         await gateway.start(start(1, PROMPT, max_tokens=NUM_TOKENS))
         for name in (POOL, "", POOL):
             policy = types_pb2.DraftingPolicy(pool=name, fallback=types_pb2.DRAFT_FALLBACK_LOAD)
@@ -279,12 +268,7 @@ async def test_drafting_switched_off_and_on_within_a_step_keeps_its_session() ->
     """A message is taken in field order: a close of before must not follow the opening."""
     expected = await _plain_ids()
     drafter = ScriptedDrafter(oracle([*PROMPT, *expected], depth=1))
-    async with (
-        running_drafter(drafter) as pool,
-        running_verifier(make_engine(pace_seconds=0.002), {POOL: pool}) as (server, address),
-        attached(address) as gateway,
-    ):
-        await eventually(lambda: server.links[POOL].status.cause is None)
+    async with drafting(drafter, make_engine(pace_seconds=0.002)) as (_, gateway):
         await gateway.start(start(1, PROMPT, max_tokens=NUM_TOKENS, pool=POOL))
         for _ in range(5):
             changes = [
