@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import uvloop
+
 from gateway.server import ConfigFile, serve
 from gateway.settings import GatewaySettings
 from paceline.errors import ConfigurationError
@@ -20,7 +22,8 @@ def main() -> None:
         configure_logging(PROGRAM, settings.log_level, settings.log_format)
         path = config_path()
         config = ConfigFile(path, _settings) if path else None
-        asyncio.run(serve(settings, config))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings, config))
     except ConfigurationError as error:
         exit_with_usage_error(PROGRAM, error)
 

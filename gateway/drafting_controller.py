@@ -20,6 +20,7 @@ from gateway.generation import (
     Step,
     VerifierLoad,
 )
+from gateway.pool_evidence import Cell
 from gateway.workload_pools import OPEN, Key, WorkloadPools
 from paceline.routing import Routing
 
@@ -117,7 +118,8 @@ class DraftingController:
         self._by_verifier: dict[str, dict[DraftedSequence, _Tracked]] = {}
         self._num_trials = 0
         self._next_looks: dict[str, float] = {}
-        self._load_classes: dict[str, int] = {}
+        self._cells: dict[str, Cell] = {}
+        """Where the step times of a verifier are told to belong now."""
 
     def admit(self, verifier: PolicyView, sequence: DraftedSequence) -> DraftingChoice:
         """Return a new sequence's drafts, and keep them up to date from now on."""
@@ -146,7 +148,7 @@ class DraftingController:
         for key in [key for key in self._gates if key[0] == address]:
             del self._gates[key]
         self._next_looks.pop(address, None)
-        self._load_classes.pop(address, None)
+        self._cells.pop(address, None)
         self.workloads.forget_verifier(address)
 
     def configure(self, limits: PolicyLimits, default_pool: str) -> None:
@@ -194,9 +196,9 @@ class DraftingController:
         if pool:
             evidence.add_step(sequence.wish.workload, pool, step)
         if before is not None:
-            address = tracked.verifier.address
-            cell = (address, self._load_classes.get(address, 0))
-            evidence.add_seconds(cell, pool, now - before)
+            cell = self._cells.get(tracked.verifier.address)
+            if cell is not None:
+                evidence.add_seconds(cell, pool, now - before)
 
     @property
     def limits(self) -> PolicyLimits:
@@ -217,7 +219,7 @@ class DraftingController:
             return False
         load = verifier.load
         running = max(load.num_running + load.num_waiting, verifier.num_sequences) + num_new
-        self._load_classes[verifier.address] = load.num_running.bit_length()
+        self._cells[verifier.address] = (verifier.address, load.num_running.bit_length())
         seen = Observation(self._clock(), running, load.estimated_gain)
         turned = False
         for pool in verifier.info.draft_pools:

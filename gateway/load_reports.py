@@ -10,7 +10,7 @@ from gateway.generation import VerifierLoad
 from gateway.verifier_codec import load_from_proto
 from paceline.v1.verify_service_pb2 import LoadReport
 
-ANNOUNCE_SECONDS: Final = 0.05
+ANNOUNCE_SECONDS: Final = 0.1
 """Least time between two announcements. A report comes with every step; nobody needs as many."""
 
 

@@ -25,9 +25,10 @@ class Piece(NamedTuple):
     """What an output gained since it was last looked at."""
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     logprobs: tuple[TokenLogprobs, ...]
     num_tokens: int
+    """Emitted tokens in all, those from before a resume included."""
 
 
 class Output:
@@ -54,7 +55,9 @@ class Output:
         self._limits = limits
         self._include_stop = include_stop
         self._num_taken = 0
-        self._text_waiting = StringIO()
+        self._text_waiting = ""
+        self._more_text: StringIO | None = None
+        """What came after it, where a reader is slow: adding to a string copies all of it."""
         self._logprobs: list[TokenLogprobs] = []
 
     @property
@@ -85,12 +88,13 @@ class Output:
         if self.ending is not None:
             return
         token_ids = step.token_ids[: self._limits.max_tokens - len(self.token_ids)]
-        taken = self._text.push(self._shown(step, token_ids))
-        is_cut = taken.matched is not None
-        num_kept = taken.num_tokens if is_cut else len(token_ids)
-        self._keep(step, token_ids[:num_kept], taken.text)
-        if is_cut:
-            self.ending = Ending(FinishReason.STOP, taken.matched)
+        has_stop = step.matched_stop_token_id is not None
+        text, num_read, matched = self._text.push(
+            self._shown(step, token_ids) if has_stop else token_ids
+        )
+        self._keep(step, token_ids if matched is None else token_ids[:num_read], text)
+        if matched is not None:
+            self.ending = Ending(FinishReason.STOP, matched)
         elif step.finish_reason:
             self._end(Ending(step.finish_reason, step.matched_stop_token_id))
         elif len(self.token_ids) >= self._limits.max_tokens:
@@ -98,28 +102,39 @@ class Output:
 
     def take(self) -> Piece:
         """Return and forget what was gained."""
-        new = self.token_ids[self._num_taken :]
-        text, self._text_waiting = self._text_waiting.getvalue(), StringIO()
-        piece = Piece(text, tuple(new), tuple(self._logprobs), len(new))
-        self._num_taken = len(self.token_ids)
-        self._logprobs.clear()
-        return piece
+        num_tokens = len(self.token_ids)
+        token_ids = self.token_ids[self._num_taken :]
+        self._num_taken = num_tokens
+        text, self._text_waiting = self._text_waiting, ""
+        if self._more_text is not None:
+            text, self._more_text = text + self._more_text.getvalue(), None
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if self._logprobs:
+            logprobs = tuple(self._logprobs)
+            self._logprobs.clear()
+        return Piece(text, token_ids, logprobs, num_tokens)
 
     def _shown(self, step: Step, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tokens with text: a stop token has none, unless asked for."""
-        if step.matched_stop_token_id is None or self._include_stop:
-            return token_ids
-        return token_ids[:-1] if token_ids == step.token_ids else token_ids
+        """Return the tokens with text: the stop token has none, unless asked for."""
+        is_whole = len(token_ids) == len(step.token_ids)
+        return token_ids[:-1] if is_whole and not self._include_stop else token_ids
 
     def _keep(self, step: Step, token_ids: tuple[int, ...], text: str) -> None:
         self.token_ids.extend(token_ids)
         if step.logprobs:
             self._logprobs.extend(step.logprobs[: len(token_ids)])
-        self._text_waiting.write(text)
+        self._keep_text(text)
         if step.token_ids:
             self.statistics.add(step, len(token_ids))
 
+    def _keep_text(self, text: str) -> None:
+        if not self._text_waiting:
+            self._text_waiting = text
+        else:
+            self._more_text = self._more_text or StringIO()
+            self._more_text.write(text)
+
     def _end(self, ending: Ending) -> None:
         rest: Taken = self._text.flush()
-        self._text_waiting.write(rest.text)
+        self._keep_text(rest.text)
         self.ending = ending if rest.matched is None else Ending(FinishReason.STOP, rest.matched)

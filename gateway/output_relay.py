@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from gateway.counters import Counters
 from gateway.drafting_controller import DraftingController
@@ -23,6 +23,16 @@ from paceline.trace_context import TraceContext
 from paceline.tracing import Span, SpanKind, Tracer
 
 VERIFIER_LOST = "VERIFIER_LOST"
+
+
+class OutputObserver(Protocol):
+    """Who is told of an output, synchronously and for every step."""
+
+    def on_step(self) -> None:
+        """Called when the output goes on: tokens can be taken."""
+
+    def on_end(self) -> None:
+        """Called when the output is complete or has lost its verifier."""
 
 
 class OutputRelay:
@@ -53,7 +63,7 @@ class OutputRelay:
         self.verifiers: list[str] = []
         self.refused_by: set[str] = set()
         """Verifiers that were asked and would not; those that were lost may be asked again."""
-        self.on_change: Callable[[], None] = _nothing
+        self.observer: OutputObserver | None = None
         self._request = request
         self._output = output
         self._controller = controller
@@ -64,6 +74,7 @@ class OutputRelay:
         self._number = 0
         self._failure: PacelineError | None = None
         self._num_resumed = len(output.token_ids)
+        self._has_begun = False
 
     @property
     def is_finished(self) -> bool:
@@ -90,19 +101,12 @@ class OutputRelay:
         """Tokens emitted for this request."""
         return self.num_tokens - self._num_resumed
 
-    @property
-    def num_waiting(self) -> int:
-        """Tokens that nobody has taken yet."""
-        return self._output.num_waiting
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the sequence ended early and nobody has asked why yet."""
-        return self._failure is not None
-
-    def take(self) -> Piece:
-        """Return what the output gained."""
-        return self._output.take()
+    def take(self, min_tokens: int) -> Piece | None:
+        """Return what the output gained; None while that is less, unless the output has ended."""
+        output = self._output
+        if output.ending is None and output.num_waiting < min_tokens:
+            return None
+        return output.take()
 
     def take_failure(self) -> PacelineError | None:
         """Return and forget why the sequence ended early."""
@@ -137,7 +141,8 @@ class OutputRelay:
 
     def on_step(self, step: Step) -> None:
         """Take in what a step emitted."""
-        if self.num_new == 0 and self.num_failovers == 0:
+        if not self._has_begun:
+            self._has_begun = True
             self.cached_prompt_tokens = step.cached_prompt_tokens
             self.queue_seconds = step.queue_seconds
         self._controller.observe_step(self, step)
@@ -145,11 +150,13 @@ class OutputRelay:
             self._note_fallback(step.fallback)
         if step.finish_reason:
             self._take_last(step)
+            return
+        self._output.add(step)
+        if self._output.ending is None:
+            self._tell_step()
         else:
-            self._output.add(step)
-            if self._output.ending is not None:
-                self.stop()
-        self.on_change()
+            self.stop()
+            self._tell_end()
 
     def on_failure(self, error: PacelineError) -> None:
         """Take in that the verifier gave the sequence up."""
@@ -157,7 +164,7 @@ class OutputRelay:
         if link is not None and error.reason != VERIFIER_LOST:
             self.refused_by.add(link.address)
         self._failure = error
-        self.on_change()
+        self._tell_end()
 
     def _take_last(self, step: Step) -> None:
         error = _early_end(step.finish_reason)
@@ -165,6 +172,15 @@ class OutputRelay:
         self._detach()
         if error is not None and not self.is_finished:
             self._failure = error
+        self._tell_end()
+
+    def _tell_step(self) -> None:
+        if self.observer is not None:
+            self.observer.on_step()
+
+    def _tell_end(self) -> None:
+        if self.observer is not None:
+            self.observer.on_end()
 
     def _detach(self, error: str = "") -> VerifierLink | None:
         link, self._link = self._link, None
@@ -216,7 +232,3 @@ def _early_end(reason: FinishReason) -> PacelineError | None:
 
 def _without_finish(step: Step) -> Step:
     return step._replace(finish_reason=FinishReason.UNSPECIFIED)
-
-
-def _nothing() -> None:
-    pass

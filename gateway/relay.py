@@ -35,7 +35,7 @@ class Delta(NamedTuple):
 
     output_index: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     logprobs: tuple[TokenLogprobs, ...]
     completion_tokens: int
 
@@ -137,11 +137,13 @@ class Relay:
         self._budget = budget
         self._loop = asyncio.get_running_loop()
         self._changed = Doorbell(self._loop)
+        self._has_ends = False
+        """Whether an output has ended, for better or worse, since that was last looked at."""
         self._first_token_at: float | None = None
         self._is_expired = False
         self._deadline_timer = self._loop.call_at(options.deadline, self._expire)
         for output in outputs:
-            output.on_change = self._on_change
+            output.observer = self
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield the request's events; raises the error that ended it."""
@@ -152,20 +154,33 @@ class Relay:
         while open_outputs:
             for output in tuple(open_outputs):
                 # Looked at before anything is sent: steps come while events are on their way.
-                self._raise_if_expired()
+                if self._is_expired:
+                    self._raise_if_expired()
                 ending = output.ending
-                delta = self._delta(output, is_last=ending is not None)
+                delta = self._delta(output)
                 if delta is not None:
                     yield delta
                 if ending is not None:
                     open_outputs.remove(output)
                     yield Finished(output.index, ending.reason, ending.matched_stop)
-            failed = [output for output in open_outputs if output.has_failed]
-            if failed:
-                await self._recover(failed)
+            if self._has_ends:
+                self._has_ends = False
+                await self._recover(open_outputs)
             if open_outputs:
                 await self._changed.heard()
         yield Summary(self.figures())
+
+    def on_step(self) -> None:
+        """Send what an output gained."""
+        if self._first_token_at is None and any(output.num_new for output in self._outputs):
+            self._first_token_at = self._loop.time()
+        self._changed.ring()
+
+    def on_end(self) -> None:
+        """Send the end of an output, or have it go on elsewhere."""
+        self._has_ends = True
+        self._release_if_idle()
+        self.on_step()
 
     def close(self) -> None:
         """End what still runs and give the room back."""
@@ -207,16 +222,14 @@ class Relay:
                 )
         self._release_if_idle()
 
-    def _delta(self, output: OutputRelay, *, is_last: bool) -> Delta | None:
+    def _delta(self, output: OutputRelay) -> Delta | None:
         """Return what an output gained, if it is enough to be sent."""
         options = self.options
-        if not is_last and output.num_waiting < options.min_tokens_per_delta:
-            return None
-        piece = output.take()
-        if not piece.num_tokens and not piece.text:
+        piece = output.take(options.min_tokens_per_delta)
+        if piece is None or (not piece.token_ids and not piece.text):
             return None
         token_ids = piece.token_ids if options.return_token_ids else ()
-        return Delta(output.index, piece.text, token_ids, piece.logprobs, output.num_tokens)
+        return Delta(output.index, piece.text, token_ids, piece.logprobs, piece.num_tokens)
 
     async def _recover(self, outputs: Sequence[OutputRelay]) -> None:
         """Resume on another verifier what lost its own; raise what cannot be resumed."""
@@ -262,12 +275,6 @@ class Relay:
             raise DeadlineExceeded(
                 "the deadline passed; what was sent is valid: allow more time or fewer tokens"
             )
-
-    def _on_change(self) -> None:
-        if self._first_token_at is None and any(output.num_new for output in self._outputs):
-            self._first_token_at = self._loop.time()
-        self._release_if_idle()
-        self._changed.ring()
 
     def _release_if_idle(self) -> None:
         for output in self._outputs:

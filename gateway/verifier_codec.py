@@ -82,19 +82,27 @@ def drafting_to_proto(choice: DraftingChoice) -> types_pb2.DraftingPolicy:
 
 def step_from_proto(message: messages.StepResult) -> Step:
     """Return what a step did for one sequence."""
-    has_stop = message.HasField("matched_stop_token_id")
-    # By position and from a slice: this is made for every message, and both cost half as much.
-    return Step(
+    # By position, from a slice, and without a look at what only the first result and the last one
+    # have: this is made for every message.
+    step = Step(
         tuple(message.token_ids[:]),
         message.num_drafted,
         message.num_accepted,
         _logprobs(message.logprobs) if message.logprobs else (),
         _FINISH_REASONS.get(message.finish_reason, FinishReason.ERROR),
-        message.matched_stop_token_id if has_stop else None,
-        message.cached_prompt_tokens,
-        duration_from_proto(message.queue) if message.HasField("queue") else 0.0,
+        None,
+        0,
+        0.0,
         message.is_prefill,
-        _fallback(message.fallback),
+        _FALLBACKS.get(message.fallback, DraftFallback.UNSUPPORTED),
+    )
+    if not step.is_prefill and not step.finish_reason:
+        return step
+    has_stop = message.HasField("matched_stop_token_id")
+    return step._replace(
+        matched_stop_token_id=message.matched_stop_token_id if has_stop else None,
+        cached_prompt_tokens=message.cached_prompt_tokens,
+        queue_seconds=duration_from_proto(message.queue) if message.HasField("queue") else 0.0,
     )
 
 

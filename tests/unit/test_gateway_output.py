@@ -44,7 +44,7 @@ def test_a_step_cut_by_a_stop_string_counts_only_the_drafts_that_were_kept() -> 
     piece, record = output.take(), output.statistics
 
     assert piece.text == "wz"
-    assert piece.token_ids == ids_of("wzc")
+    assert tuple(piece.token_ids) == ids_of("wzc")
     assert output.ending == Ending(FinishReason.STOP, "c")
     assert record.num_accepted_draft_tokens == 3
     assert record.acceptance_histogram == [0, 0, 0, 1]
