@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
@@ -21,7 +22,9 @@ class StepWatch:
     """
     Keeps a few drafting sequences running and looks at each of their steps.
 
-    A step counts as lost when it verified nothing although the verifier could use the pool again.
+    A step counts as lost when it verified nothing although the verifier could use the pool again,
+    and although sequences of that length do verify drafts: all say the same text, and before that
+    repeats itself no drafter has anything to say.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -33,6 +36,11 @@ class StepWatch:
         self._waiting: dict[int, int] = {}
         """Steps of each since the pool is back, while none of them has verified a draft."""
         self._lost: list[int] = []
+        self._lengths: Counter[int] = Counter()
+        """Emitted tokens of each sequence."""
+        self._drafted: Counter[int] = Counter()
+        self._empty: Counter[int] = Counter()
+        """Steps of undisturbed sequences by their length, with drafts and without."""
 
     def start(self) -> None:
         """Run one more sequence."""
@@ -80,11 +88,13 @@ class StepWatch:
 
     def _end(self, number: int) -> None:
         self._without_pool.discard(number)
+        self._lengths.pop(number, None)
         if number in self._waiting:
             self._lost.append(self._waiting.pop(number))
 
     def _look_at(self, result: messages.StepResult) -> None:
-        number = result.request_id
+        number, length = result.request_id, self._lengths[result.request_id]
+        self._lengths[number] += len(result.token_ids)
         if result.fallback == types_pb2.DRAFT_FALLBACK_UNREACHABLE:
             self._without_pool.add(number)
             return
@@ -92,10 +102,10 @@ class StepWatch:
             self._without_pool.remove(number)
             self._waiting[number] = 0
         if number not in self._waiting:
-            return
-        if result.num_drafted:
+            (self._drafted if result.num_drafted else self._empty)[length] += 1
+        elif result.num_drafted:
             self._lost.append(self._waiting.pop(number))
-        else:
+        elif self._drafted[length] >= self._empty[length]:
             self._waiting[number] += 1
 
 
