@@ -8,7 +8,7 @@ a function that takes the ``DraftSettings`` and returns a ``Drafter``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TypeAlias
 
 from draft_service.composite import CompositeDrafter, CompositeOptions
@@ -20,8 +20,7 @@ from draft_service.onnx_runtime import load_graph
 from draft_service.onnx_session import OnnxOptions
 from draft_service.settings import DraftSettings
 from paceline.errors import ConfigurationError
-
-ENTRY_POINT_GROUP = "paceline.drafters"
+from paceline.installed_drafters import installed_drafters
 
 DrafterFactory: TypeAlias = Callable[[DraftSettings], Drafter]
 
@@ -34,7 +33,7 @@ def create_drafter(settings: DraftSettings) -> Drafter:
 def _factory(name: str, setting: str) -> DrafterFactory:
     if name in _OWN:
         return _OWN[name]
-    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    found = installed_drafters()
     if name not in found:
         known = ", ".join(sorted({*_OWN, *found}))
         raise ConfigurationError(f"setting {setting}: unknown drafter {name!r}; known: {known}")

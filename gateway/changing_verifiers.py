@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.drafting_controller import DraftingController
 from gateway.fixed_verifiers import FixedVerifiers
+from gateway.reloading import SourceKind
 from gateway.settings import GatewaySettings
 from gateway.verifier_discovery import PREFIX, VerifierDiscovery
 from gateway.verifier_link import VerifierLink
@@ -59,9 +60,9 @@ class ChangingVerifiers:
 
     def _note_problem(self, problem: str) -> None:
         if problem:
-            self._refused["routing"] = problem
+            self._refused[SourceKind.ROUTING] = problem
         else:
-            self._refused.pop("routing", None)
+            self._refused.pop(SourceKind.ROUTING, None)
 
     def _open(self, address: str) -> VerifierLink:
         link = self._make_link(address)

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gateway.generator import Generator
 from gateway.relay import RequestFigures
-from gateway.reloading import SOURCES
+from gateway.reloading import SourceKind
 from paceline.metrics import FIRST_TOKEN_BUCKETS, REQUEST_BUCKETS, TOKEN_GAP_BUCKETS
 
 ACCEPTANCE_BUCKETS: Final = (
@@ -137,8 +137,8 @@ class GatewayMetrics:
             "1 while the latest state of a file is refused and the former one in force, else 0.",
             labels=("source",),
         )
-        for source in SOURCES:
-            refused.add_metric((source,), int(source in self._refused))
+        for kind in SourceKind:
+            refused.add_metric((kind,), int(kind in self._refused))
         yield refused
         up = GaugeMetricFamily(
             "paceline_verifier_up",

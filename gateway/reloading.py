@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any
 
 import structlog
 
@@ -15,15 +16,19 @@ from paceline.file_watch import FileWatch
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
-SOURCES: Final = ("credentials", "settings", "routing")
-"""What a gateway reads again while it runs; the last one by ``paceline.routing``."""
+class SourceKind(StrEnum):
+    """What a gateway reads again while it runs; routing by ``paceline.routing``."""
+
+    CREDENTIALS = "credentials"
+    SETTINGS = "settings"
+    ROUTING = "routing"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Files that are read together."""
 
-    name: str
+    kind: SourceKind
     watch: FileWatch
     read: Callable[[], Any]
     """Called on a thread; raises ``PacelineError`` when the files make no sense."""
@@ -38,7 +43,7 @@ async def follow(
     Take up changes until cancelled.
 
     Files that make no sense are logged once and leave in force what was read before; meanwhile
-    ``refused`` holds what is wrong with them, by the source's name.
+    ``refused`` holds what is wrong with them, by the kind of source.
     """
     while True:
         await asyncio.sleep(look_seconds)
@@ -52,8 +57,8 @@ async def _reload(source: Source, refused: MutableMapping[str, str]) -> None:
         source.apply(await asyncio.to_thread(source.read))
     except Exception as error:  # whatever a file holds, the gateway goes on with what it has
         cause = error.message if isinstance(error, PacelineError) else type(error).__name__
-        refused[source.name] = cause
-        log.warning("reload_refused", source=source.name, cause=cause)
+        refused[source.kind] = cause
+        log.warning("reload_refused", source=source.kind, cause=cause)
     else:
-        refused.pop(source.name, None)
-        log.info("reloaded", source=source.name)
+        refused.pop(source.kind, None)
+        log.info("reloaded", source=source.kind)

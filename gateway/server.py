@@ -21,7 +21,7 @@ from gateway.generator import Generator
 from gateway.live_settings import LiveSettings, failover_limits, policy_limits, request_limits
 from gateway.metrics import GatewayMetrics
 from gateway.policy_report import policy_report
-from gateway.reloading import Source, follow
+from gateway.reloading import Source, SourceKind, follow
 from gateway.servicer import GenerationServicer
 from gateway.settings import GatewaySettings
 from gateway.tokenization import PromptTokenizer
@@ -231,13 +231,13 @@ def _assemble(settings: GatewaySettings, tokenizer: PromptTokenizer) -> Generato
 
 def _credential_source(credentials: Credentials) -> Source:
     watch = FileWatch(credentials.paths)
-    return Source("credentials", watch, credentials.reload, lambda _: None)
+    return Source(SourceKind.CREDENTIALS, watch, credentials.reload, lambda _: None)
 
 
 def _config_sources(config: ConfigFile | None, live: LiveSettings) -> list[Source]:
     if config is None:
         return []
-    return [Source("settings", FileWatch([config.path]), config.read, live.apply)]
+    return [Source(SourceKind.SETTINGS, FileWatch([config.path]), config.read, live.apply)]
 
 
 def _link_maker(settings: GatewaySettings, generator: Generator) -> Callable[[str], VerifierLink]:

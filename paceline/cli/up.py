@@ -9,9 +9,7 @@ import os
 import shlex
 import time
 from contextlib import suppress
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final
 
 from paceline.cli.address import DEFAULT_ADDRESS, bindable_address, split_address
 from paceline.cli.line import LOCAL_DRAFTERS, MODEL_DRAFTERS, NO_DRAFTER, Line, LinePlan
@@ -19,9 +17,8 @@ from paceline.cli.model_source import converted_gguf, demo_model, draft_model, m
 from paceline.cli.terminal import say
 from paceline.errors import ConfigurationError, PacelineError
 from paceline.events import DraftPool
+from paceline.installed_drafters import installed_drafters
 from paceline.serving import termination_signal
-
-_DRAFTERS_GROUP: Final = "paceline.drafters"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,8 +130,8 @@ def _check_draft(draft: str) -> None:
     if ":" in draft:
         split_address(draft, "--draft")
         return
-    installed = {point.name for point in entry_points(group=_DRAFTERS_GROUP)}
-    known = (*LOCAL_DRAFTERS, *sorted(installed - {*LOCAL_DRAFTERS}), NO_DRAFTER)
+    others = sorted(installed_drafters().keys() - {*LOCAL_DRAFTERS})
+    known = (*LOCAL_DRAFTERS, *others, NO_DRAFTER)
     if draft not in known:
         raise ConfigurationError(
             f"--draft is the name of a drafter ({', '.join(known)}), or host:port, not {draft!r}"

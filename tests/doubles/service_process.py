@@ -43,7 +43,13 @@ class ServiceProcess:
 
 @asynccontextmanager
 async def service_process(module: str, *arguments: str) -> AsyncIterator[ServiceProcess]:
-    """Run ``python -m module`` with JSON logs; kill it at the end if it still runs."""
+    """
+    Run ``python -m module`` with JSON logs; kill it at the end if it still runs.
+
+    It listens on a free port unless told otherwise: the default one may be somebody's.
+    """
+    if "--listen" not in arguments:
+        arguments = ("--listen", "127.0.0.1:0", *arguments)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, "--log-format", "json", *arguments,
         stderr=asyncio.subprocess.PIPE,

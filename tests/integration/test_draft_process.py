@@ -17,7 +17,6 @@ from tests.doubles.played_verifier import PlayedVerifier, played_verifier
 from tests.doubles.service_process import ServiceProcess, service_process
 
 PROMPT = [1, 2, 3, 4, 5, 6] * 10
-ANY_PORT = ("--listen", "127.0.0.1:0")
 
 
 async def started(service: ServiceProcess) -> str:
@@ -53,7 +52,7 @@ def run_to_exit(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.asyncio
 async def test_it_says_where_it_listens_and_that_it_is_ready() -> None:
     """B103: it is ready only after it has drafted once for itself."""
-    async with service_process("draft_service", *ANY_PORT) as service:
+    async with service_process("draft_service") as service:
         address = await started(service)
 
         assert await readiness(address) == health_pb2.HealthCheckResponse.SERVING
@@ -61,7 +60,7 @@ async def test_it_says_where_it_listens_and_that_it_is_ready() -> None:
 
 @pytest.mark.asyncio
 async def test_sigterm_lets_the_open_stream_finish() -> None:
-    async with service_process("draft_service", *ANY_PORT) as service:
+    async with service_process("draft_service") as service:
         address = await started(service)
         async with played_verifier(address) as verifier:
             await drafts_for(verifier, 1)
@@ -82,7 +81,7 @@ async def test_sigterm_lets_the_open_stream_finish() -> None:
 @pytest.mark.asyncio
 async def test_sigterm_ends_streams_that_outlast_the_drain_time() -> None:
     async with (
-        service_process("draft_service", *ANY_PORT, "--drain-seconds", "0.3") as service,
+        service_process("draft_service", "--drain-seconds", "0.3") as service,
         played_verifier(await started(service)) as verifier,
     ):
         await drafts_for(verifier, 1)
@@ -98,7 +97,7 @@ async def test_sigterm_ends_streams_that_outlast_the_drain_time() -> None:
 @pytest.mark.asyncio
 async def test_it_is_not_ready_while_load_balancers_take_notice() -> None:
     waiting = ("--propagation-delay-seconds", "5", "--drain-seconds", "0")
-    async with service_process("draft_service", *ANY_PORT, *waiting) as service:
+    async with service_process("draft_service", *waiting) as service:
         address = await started(service)
 
         service.signal(signal.SIGTERM)
@@ -113,7 +112,7 @@ async def test_it_is_not_ready_while_load_balancers_take_notice() -> None:
 @pytest.mark.asyncio
 async def test_a_restarted_service_reports_old_sessions_as_unknown() -> None:
     """B073: a killed draft service costs a re-open and nothing else."""
-    async with service_process("draft_service", *ANY_PORT) as service:
+    async with service_process("draft_service") as service:
         address = await started(service)
         async with played_verifier(address) as verifier:
             await drafts_for(verifier, 1)
@@ -136,7 +135,7 @@ async def test_a_restarted_service_reports_old_sessions_as_unknown() -> None:
 
 @pytest.mark.asyncio
 async def test_a_port_in_use_is_one_clear_line() -> None:
-    async with service_process("draft_service", *ANY_PORT) as service:
+    async with service_process("draft_service") as service:
         address = await started(service)
 
         second = await asyncio.to_thread(run_to_exit, "--listen", address)

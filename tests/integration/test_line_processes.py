@@ -155,7 +155,7 @@ async def test_a_verifier_told_to_stop_finishes_what_it_runs() -> None:
 async def test_no_stream_waits_while_what_the_start_made_is_searched_for_garbage(
     module: str, arguments: tuple[str, ...]
 ) -> None:
-    async with service_process(module, "--listen", "127.0.0.1:0", *arguments) as service:
+    async with service_process(module, *arguments) as service:
         settled = await service.event("heap_settled")
 
     assert settled["num_objects"] > 10_000

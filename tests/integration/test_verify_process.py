@@ -19,7 +19,7 @@ from tests.doubles.service_process import ServiceProcess, service_process
 from tests.doubles.verify_client import model_info, verify_client
 
 PROMPT = [1, 2, 3, 4, 5]
-TABLE = ("--target", "table", "--listen", "127.0.0.1:0")
+TABLE = ("--target", "table")
 LONG = 1500
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 
