@@ -9,12 +9,14 @@ from draft_service.settings import DraftSettings
 from paceline.errors import ConfigurationError
 from paceline.logs import configure_logging
 from paceline.settings import exit_with_usage_error, load_settings
+from paceline.standard_streams import open_standard_streams
 
 PROGRAM = "draft_service"
 
 
 def main() -> None:
     """Run the service until it is told to stop."""
+    open_standard_streams()
     try:
         settings = load_settings(DraftSettings, PROGRAM)
         configure_logging(PROGRAM, settings.log_level, settings.log_format)

@@ -11,12 +11,14 @@ from gateway.settings import GatewaySettings
 from paceline.errors import ConfigurationError
 from paceline.logs import configure_logging
 from paceline.settings import config_path, exit_with_usage_error, load_settings
+from paceline.standard_streams import open_standard_streams
 
 PROGRAM = "gateway"
 
 
 def main() -> None:
     """Run a gateway until it is told to stop."""
+    open_standard_streams()
     try:
         settings = _settings()
         configure_logging(PROGRAM, settings.log_level, settings.log_format)

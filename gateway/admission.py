@@ -8,7 +8,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from gateway.generation import PriorityClass
-from paceline.errors import Overloaded
+from paceline.errors import Overloaded, PacelineError
 
 _HOLD_WEIGHT = 0.1
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 30.0
@@ -43,6 +43,13 @@ class Admission:
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._grant()
+
+    def close(self, error: PacelineError) -> None:
+        """Turn away all that wait, with an error; what runs stays."""
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.granted.done():
+                waiter.granted.set_exception(error)
 
     @property
     def num_running(self) -> int:
@@ -82,8 +89,10 @@ class Admission:
             raise
 
     def _give_up(self, waiter: _Waiter) -> None:
-        if not waiter.granted.cancelled():
-            self._release(waiter.weight)
+        granted = waiter.granted
+        if not granted.cancelled():
+            if granted.exception() is None:
+                self._release(waiter.weight)
             return
         self._waiting = [other for other in self._waiting if other is not waiter]
         heapq.heapify(self._waiting)

@@ -71,4 +71,6 @@ class ChangingVerifiers:
 
     def _close(self, link: VerifierLink) -> None:
         self._verifiers.remove(link)
-        self._controller.forget_verifier(link.address)
+        # A verifier that was named again has another link by now, whose sequences go on.
+        if all(other.address != link.address for other in self._verifiers.links):
+            self._controller.forget_verifier(link.address)

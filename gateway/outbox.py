@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from gateway.generation import DraftingChoice, SequenceRequest
@@ -38,7 +38,7 @@ class Outbox:
         """Put a cancellation."""
         self._put(Cancel(request_id=number))
 
-    async def batches(self) -> AsyncIterator[AttachRequest]:
+    async def batches(self) -> AsyncGenerator[AttachRequest, None]:
         """Yield messages for ever, each with all that was put since the one before."""
         while True:
             await self._filled.wait()

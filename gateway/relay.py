@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -140,8 +140,9 @@ class Relay:
         self._has_ends = False
         """Whether an output has ended, for better or worse, since that was last looked at."""
         self._first_token_at: float | None = None
-        self._is_expired = False
-        self._deadline_timer = self._loop.call_at(options.deadline, self._expire)
+        self._error: PacelineError | None = None
+        """What ends the request, whatever its outputs do."""
+        self._deadline_timer = self._loop.call_at(options.deadline, self.end, _deadline_passed())
         for output in outputs:
             output.observer = self
 
@@ -151,23 +152,22 @@ class Relay:
         self._start()
         yield Started(options.request_id, options.model, options.sampling, options.prompt_tokens)
         open_outputs = list(self._outputs)
-        while open_outputs:
-            for output in tuple(open_outputs):
-                # Looked at before anything is sent: steps come while events are on their way.
-                if self._is_expired:
-                    self._raise_if_expired()
-                ending = output.ending
-                delta = self._delta(output)
-                if delta is not None:
-                    yield delta
-                if ending is not None:
-                    open_outputs.remove(output)
-                    yield Finished(output.index, ending.reason, ending.matched_stop)
-            if self._has_ends:
-                self._has_ends = False
+        try:
+            while open_outputs:
+                for output in tuple(open_outputs):
+                    # Looked at before anything is sent: steps come while events are on their way.
+                    self._raise_if_ended()
+                    if output.is_finished:
+                        open_outputs.remove(output)
+                    for event in self._news(output, options.min_tokens_per_delta):
+                        yield event
                 await self._recover(open_outputs)
-            if open_outputs:
-                await self._changed.heard()
+                if open_outputs:
+                    await self._changed.heard()
+        except PacelineError:
+            for event in self._gathered(open_outputs):
+                yield event
+            raise
         yield Summary(self.figures())
 
     def on_step(self) -> None:
@@ -181,6 +181,14 @@ class Relay:
         self._has_ends = True
         self._release_if_idle()
         self.on_step()
+
+    def end(self, error: PacelineError) -> None:
+        """End what still runs: the error comes after what was emitted. What is complete stays."""
+        self._error = self._error or error
+        for output in self._outputs:
+            output.stop()
+        self._room.release()
+        self._changed.ring()
 
     def close(self) -> None:
         """End what still runs and give the room back."""
@@ -222,17 +230,28 @@ class Relay:
                 )
         self._release_if_idle()
 
-    def _delta(self, output: OutputRelay) -> Delta | None:
-        """Return what an output gained, if it is enough to be sent."""
-        options = self.options
-        piece = output.take(options.min_tokens_per_delta)
-        if piece is None or (not piece.token_ids and not piece.text):
-            return None
-        token_ids = piece.token_ids if options.return_token_ids else ()
-        return Delta(output.index, piece.text, token_ids, piece.logprobs, piece.num_tokens)
+    def _news(self, output: OutputRelay, min_tokens: int) -> Sequence[Event]:
+        """Return what an output gained, if it is enough to be sent, and its end."""
+        ending, piece = output.ending, output.take(min_tokens)
+        events: list[Event] = []
+        if piece is not None and (piece.token_ids or piece.text):
+            token_ids = piece.token_ids if self.options.return_token_ids else ()
+            events.append(
+                Delta(output.index, piece.text, token_ids, piece.logprobs, piece.num_tokens)
+            )
+        if ending is not None:
+            events.append(Finished(output.index, ending.reason, ending.matched_stop))
+        return events
+
+    def _gathered(self, outputs: Iterable[OutputRelay]) -> Sequence[Event]:
+        """Return what was gathered for larger deltas, which an error has overtaken."""
+        return [event for output in outputs for event in self._news(output, 0)]
 
     async def _recover(self, outputs: Sequence[OutputRelay]) -> None:
         """Resume on another verifier what lost its own; raise what cannot be resumed."""
+        if not self._has_ends:
+            return
+        self._has_ends = False
         for output in outputs:
             if (error := output.take_failure()) is None:
                 continue
@@ -257,24 +276,28 @@ class Relay:
     async def _other_verifier(self, output: OutputRelay, error: PacelineError) -> VerifierLink:
         """Return a verifier that has not refused this output, waiting when there is none at all."""
         options = self.options
-        patience = min(self._failover.wait_seconds, options.deadline - self._loop.time())
-        link = await self._verifiers.choose_within(
-            patience,
-            options.model,
-            options.affinity,
-            avoid=output.refused_by,
-            promised=options.promised,
-        )
-        self._raise_if_expired()
+        seconds_left = options.deadline - self._loop.time()
+        try:
+            link = await self._verifiers.choose_within(
+                min(self._failover.wait_seconds, seconds_left),
+                options.model,
+                options.affinity,
+                avoid=output.refused_by,
+                promised=options.promised,
+            )
+        except Unavailable:
+            self._raise_if_ended()
+            if seconds_left < self._failover.wait_seconds:
+                raise _deadline_passed() from None
+            raise
+        self._raise_if_ended()
         if link is None:
             raise error
         return link
 
-    def _raise_if_expired(self) -> None:
-        if self._is_expired and not all(output.is_finished for output in self._outputs):
-            raise DeadlineExceeded(
-                "the deadline passed; what was sent is valid: allow more time or fewer tokens"
-            )
+    def _raise_if_ended(self) -> None:
+        if self._error is not None and not all(output.is_finished for output in self._outputs):
+            raise self._error
 
     def _release_if_idle(self) -> None:
         for output in self._outputs:
@@ -282,9 +305,8 @@ class Relay:
                 return
         self._room.release()
 
-    def _expire(self) -> None:
-        self._is_expired = True
-        for output in self._outputs:
-            output.stop()
-        self._room.release()
-        self._changed.ring()
+
+def _deadline_passed() -> DeadlineExceeded:
+    return DeadlineExceeded(
+        "the deadline passed; what was sent is valid: allow more time or fewer tokens"
+    )

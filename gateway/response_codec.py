@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from gateway.generation import StatisticsLevel, TokenLogprobs
 from gateway.relay import Delta, Event, Finished, RequestFigures, Started, Summary
@@ -12,6 +13,9 @@ from gateway.verifier_pool import ServedModel
 from paceline.codec import duration_to_proto
 from paceline.v1 import generation_service_pb2 as messages
 from paceline.v1 import types_pb2
+
+_MAX_COUNT: Final = (1 << 32) - 1
+"""A sum of what verifiers say; each may say anything."""
 
 
 def event_to_proto(event: Event) -> messages.StreamGenerateResponse:
@@ -156,7 +160,7 @@ def _summary(figures: RequestFigures) -> messages.Summary:
 def _speculation(record: SpeculationRecord) -> types_pb2.SpeculationStats:
     return types_pb2.SpeculationStats(
         num_spec_steps=record.num_spec_steps,
-        num_draft_tokens=record.num_draft_tokens,
+        num_draft_tokens=min(record.num_draft_tokens, _MAX_COUNT),
         num_accepted_draft_tokens=record.num_accepted_draft_tokens,
         acceptance_histogram=record.acceptance_histogram,
         mean_acceptance_length=record.mean_acceptance_length,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -37,6 +38,9 @@ from paceline.v1.generation_service_pb2_grpc import add_GenerationServiceService
 
 SERVICE_NAME = "paceline.v1.GenerationService"
 
+FAREWELL_SECONDS: Final = 1.0
+"""After the drain, for the statuses of what it cut short to reach their callers."""
+
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
@@ -55,6 +59,7 @@ class Gateway:
         self,
         settings: GatewaySettings,
         generator: Generator,
+        servicer: GenerationServicer,
         server: Server,
         changing: ChangingVerifiers,
         live: LiveSettings,
@@ -64,6 +69,7 @@ class Gateway:
         """``refused`` holds what is wrong with files whose latest state is not in force."""
         self.settings = settings
         self.generator = generator
+        self._servicer = servicer
         self._changing = changing
         self.live = live
         self._sources = sources
@@ -115,7 +121,12 @@ class Gateway:
         await self._server.set_ready(False)
         log.info("draining", num_running=self.generator.admission.num_running)
         await asyncio.sleep(self.settings.propagation_delay_seconds)
-        await self._server.stop(self.settings.drain_seconds)
+        stopping = asyncio.create_task(
+            self._server.stop(self.settings.drain_seconds + FAREWELL_SECONDS)
+        )
+        await asyncio.wait((stopping,), timeout=self.settings.drain_seconds)
+        self._servicer.stop()
+        await stopping
 
     async def aclose(self) -> None:
         """End everything."""
@@ -149,7 +160,9 @@ class _Observer:
 
     def on_change(self, link: VerifierLink) -> None:
         self._verifiers.announce_change()
-        self._controller.refresh(link, pools_changed=True)
+        # A link that was given up tells of its end after the policy has forgotten it.
+        if link in self._verifiers.links:
+            self._controller.refresh(link, pools_changed=True)
 
     def on_load(self, link: VerifierLink) -> None:
         self._controller.refresh(link)
@@ -182,7 +195,7 @@ async def open_gateway(
     add_GenerationServiceServicer_to_server(servicer, server.grpc)
     live = LiveSettings(settings, generator=generator, servicer=servicer, fixed=changing.fixed)
     sources = [_credential_source(credentials), *_config_sources(config, live)]
-    gateway = Gateway(settings, generator, server, changing, live, sources, refused)
+    gateway = Gateway(settings, generator, servicer, server, changing, live, sources, refused)
     servicer.on_request_end = GatewayMetrics(gateway.metrics, generator, refused).request_ended
     try:
         await gateway.start()

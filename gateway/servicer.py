@@ -25,7 +25,7 @@ from gateway.request_codec import request_from_proto, tokenize_prompt_from_proto
 from gateway.request_log import log_request
 from gateway.response_codec import ResponseBuilder, event_to_proto, model_to_proto
 from gateway.verifier_pool import ServedModel
-from paceline.errors import EngineFailed, InvalidRequest, NotFound, PacelineError
+from paceline.errors import EngineFailed, InvalidRequest, NotFound, PacelineError, Unavailable
 from paceline.status import status_code
 from paceline.trace_context import NO_TRACE, TraceContext, context_in
 from paceline.unreadable import unreadable_message
@@ -39,6 +39,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _DEADLINE_SLACK_SECONDS: Final = 0.05
 """A client's clock begins first: its deadline passes, and cancels the call, this much sooner."""
+
+_RETRY_AFTER_SECONDS: Final = 0.1
+"""Another gateway can go on at once."""
 
 GENERATING: Final = frozenset({"Generate", "StreamGenerate"})
 
@@ -69,6 +72,15 @@ class GenerationServicer(GenerationServiceServicer):
         """Called with the figures of each generation and how many tokens are its own."""
         self._generator = generator
         self._quotas = Quotas(asyncio.get_running_loop().time)
+        self._running: set[Relay] = set()
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """End what runs and what waits: the gateway has no more time for it."""
+        self._is_stopping = True
+        self._generator.admission.close(_stopping())
+        for relay in self._running:
+            relay.end(_stopping())
 
     async def Generate(
         self, request: messages.GenerateRequest, context: Context
@@ -145,6 +157,9 @@ class GenerationServicer(GenerationServiceServicer):
         call.num_resumed = len(request.resume_token_ids)
         _tell_identity(context, call)
         call.relay = relay = await self._generator.open(request, call.deadline)
+        self._running.add(relay)
+        if self._is_stopping:
+            relay.end(_stopping())
         if call.lease is not None:
             call.lease.charge(relay.options.prompt_tokens)
         # A handler that is suspended in a write hears of a disconnect late; this does not.
@@ -194,6 +209,8 @@ class GenerationServicer(GenerationServiceServicer):
         return asyncio.get_running_loop().time() + remaining
 
     def _code_of_cancellation(self, call: _Call) -> grpc.StatusCode:
+        if self._is_stopping:
+            return grpc.StatusCode.UNAVAILABLE
         is_late = asyncio.get_running_loop().time() >= call.deadline - _DEADLINE_SLACK_SECONDS
         return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
 
@@ -201,6 +218,7 @@ class GenerationServicer(GenerationServiceServicer):
         figures, num_emitted = None, 0
         if call.relay is not None:
             call.relay.close()
+            self._running.discard(call.relay)
             figures = call.relay.figures()
             # Resumed tokens are not this call's; a stop string among them leaves fewer than came.
             num_emitted = max(figures.completion_tokens - call.num_resumed, 0)
@@ -226,6 +244,15 @@ class GenerationServicer(GenerationServiceServicer):
 
 def _ignore(figures: RequestFigures, num_emitted: int) -> None:
     pass
+
+
+def _stopping() -> Unavailable:
+    return Unavailable(
+        "the gateway stopped before the answer was complete; what was sent is valid: send the "
+        "request again, or go on from the ids",
+        reason="GATEWAY_STOPPING",
+        retry_after_seconds=_RETRY_AFTER_SECONDS,
+    )
 
 
 def _cause(error: PacelineError) -> str:

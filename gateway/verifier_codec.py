@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Final
 
@@ -126,14 +127,15 @@ def _field_of_client(field: str) -> str:
 
 
 def load_from_proto(message: messages.LoadReport) -> VerifierLoad:
-    """Return how busy a verifier is."""
+    """Return how busy a verifier is; figures that make no sense are taken as unknown."""
+    gain = message.estimated_gain
     return VerifierLoad(
         num_running=message.num_running,
         num_waiting=message.num_waiting,
         max_running=message.max_running,
-        kv_utilization=message.kv_utilization,
+        kv_utilization=message.kv_utilization if math.isfinite(message.kv_utilization) else 0.0,
         step_seconds=duration_from_proto(message.step_time),
-        estimated_gain=message.estimated_gain or 1.0,
+        estimated_gain=gain if math.isfinite(gain) and gain > 0.0 else 1.0,
     )
 
 

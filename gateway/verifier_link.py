@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -195,12 +196,15 @@ class VerifierLink:
 
     async def _serve(self, stub: VerifyServiceAsyncStub, info: ModelInfo) -> None:
         self._outbox = Outbox()
-        call = stub.Attach(self._outbox.batches())
+        call = stub.Attach()
         self.info, self.problem, self.is_draining = info, None, False
         self.loads.reset()
         log.info("verifier_connected", verifier=self.address, model=info.model)
         self._observer.on_change(self)
-        refresher = asyncio.create_task(self._refresh(stub, call))
+        tasks = (
+            asyncio.create_task(self._write(call, self._outbox)),
+            asyncio.create_task(self._refresh(stub, call)),
+        )
         try:
             async for response in call:
                 self._receive(response)
@@ -216,8 +220,17 @@ class VerifierLink:
             ) from None
         finally:
             call.cancel()
-            refresher.cancel()
-            await asyncio.gather(refresher, return_exceptions=True)
+            for each in tasks:
+                each.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(
+        self, call: grpc.aio.StreamStreamCall[AttachRequest, AttachResponse], outbox: Outbox
+    ) -> None:
+        """Send what is put until cancelled, or until the call has ended, as its reader tells."""
+        async with aclosing(outbox.batches()) as batches:
+            async for batch in batches:
+                await call.write(batch)
 
     async def _refresh(
         self,

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from paceline.errors import ConfigurationError
+from paceline.serving import MAX_PORT
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -46,11 +47,13 @@ class AdminServer:
         self._is_ready = is_ready
         self._reports = dict(reports or {})
         self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def start(self, address: str) -> int:
         """Listen on ``host:port`` and return the port; raises ``ConfigurationError``."""
         host, _, port = address.rpartition(":")
-        if not port.isdecimal():
+        # libuv would take larger numbers modulo 65536.
+        if not port.isdecimal() or int(port) > MAX_PORT:
             raise ConfigurationError(f"admin_listen is host:port, not {address!r}")
         try:
             self._server = await asyncio.start_server(
@@ -65,12 +68,20 @@ class AdminServer:
         return bound
 
     async def aclose(self) -> None:
-        """Stop listening."""
+        """Stop listening and answering."""
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
+        # Not cancelled: asyncio reports a cancelled connection as a fault.
+        for writer in self._connections.values():
+            writer.transport.abort()
+        await asyncio.gather(*self._connections)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._connections[task] = writer
+            task.add_done_callback(self._connections.pop)
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")

@@ -12,6 +12,9 @@ from paceline.v1 import types_pb2
 PROTOCOL_VERSION = 1
 """The internal protocol that this build speaks (``ProtocolRange``)."""
 
+_MAX_DURATION_SECONDS = 315_576_000_000.0
+"""The longest ``Duration`` that there is, by its definition: 10,000 years."""
+
 
 def tree_to_proto(tree: TokenTree) -> types_pb2.TokenTree:
     """Return the message of a tree."""
@@ -36,9 +39,10 @@ def speaks_our_protocol(peer: types_pb2.ProtocolRange) -> bool:
 
 
 def duration_to_proto(seconds: float) -> Duration:
-    """Return a duration message; seconds >= 0."""
+    """Return a duration message, the nearest one that there is."""
     message = Duration()
-    message.FromTimedelta(timedelta(seconds=max(seconds, 0.0)))
+    # In this order NaN becomes 0.
+    message.FromTimedelta(timedelta(seconds=min(max(0.0, seconds), _MAX_DURATION_SECONDS)))
     return message
 
 

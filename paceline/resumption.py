@@ -38,7 +38,9 @@ class ResumableStream:
         self._may_resume = max_resumes > 0 and request.n <= 1
         self._resumes_left = max_resumes
         self._shows_ids = request.output.return_token_ids
-        self._has_started = self._has_finished = False
+        self._has_started = False
+        self._finished: set[int] = set()
+        """Outputs whose end the caller has seen."""
         self._first_error: PacelineError | None = None
         if self._may_resume:
             self._request.output.return_token_ids = True
@@ -58,14 +60,14 @@ class ResumableStream:
         kind = message.WhichOneof("event")
         if kind == "started":
             return self._take_started(message)
-        if kind == "delta":
+        if kind == "delta" and self._may_resume:
             self._request.resume_token_ids.extend(message.delta.token_ids)
             if not self._shows_ids:
                 del message.delta.token_ids[:]
         if kind == "finished":
-            was_finished, self._has_finished = self._has_finished, True
-            if was_finished:
+            if message.finished.index in self._finished:
                 return None
+            self._finished.add(message.finished.index)
         return event_from_proto(message)
 
     def pause_before_resume(self, error: PacelineError) -> float | None:

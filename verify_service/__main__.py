@@ -9,6 +9,7 @@ import sys
 from paceline.errors import ConfigurationError
 from paceline.logs import configure_logging
 from paceline.settings import exit_with_usage_error, load_settings
+from paceline.standard_streams import open_standard_streams
 from paceline.tracing import check_tracing
 from verify_service.settings import VerifySettings
 
@@ -17,6 +18,7 @@ PROGRAM = "verify_service"
 
 def main() -> None:
     """Read the settings and serve; wrong settings end in one line and exit code 2."""
+    open_standard_streams()
     if sys.argv[1:2] == ["doctor"]:
         from verify_service.doctor import run
 

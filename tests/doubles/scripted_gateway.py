@@ -154,12 +154,15 @@ def delta(
 
 
 def finished(
-    reason: types_pb2.FinishReason.ValueType = types_pb2.FINISH_REASON_STOP, *, matched: str = ""
+    reason: types_pb2.FinishReason.ValueType = types_pb2.FINISH_REASON_STOP,
+    *,
+    index: int = 0,
+    matched: str = "",
 ) -> messages.StreamGenerateResponse:
     """Return a finished event."""
     stop = messages.MatchedStop(text=matched) if matched else None
     return messages.StreamGenerateResponse(
-        finished=messages.Finished(finish_reason=reason, matched_stop=stop)
+        finished=messages.Finished(index=index, finish_reason=reason, matched_stop=stop)
     )
 
 

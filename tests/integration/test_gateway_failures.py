@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -242,6 +244,36 @@ async def test_steps_for_unknown_requests_are_ignored(folder: Path) -> None:
         answer = await running.generate(asking(12))
 
     assert list(answer.outputs[0].token_ids) == expected_token_ids(PROMPT, 12)
+
+
+async def test_figures_that_make_no_sense_spoil_no_answer(folder: Path) -> None:
+    """A verifier that works but says nonsense about its work; JSON knows no infinity."""
+    most = 2**32 - 1
+
+    def script(start: verify.Start) -> Iterable[verify.AttachResponse]:
+        load = verify.LoadReport(estimated_gain=math.inf, kv_utilization=math.nan)
+        load.step_time.seconds = 2**62
+        first = verify.StepResult(request_id=start.request_id, token_ids=[50], is_prefill=True)
+        first.cached_prompt_tokens = most
+        first.queue.seconds = 2**62
+        yield verify.AttachResponse(results=[first], load=load)
+        for finish in (types_pb2.FINISH_REASON_UNSPECIFIED, types_pb2.FINISH_REASON_LENGTH):
+            later = verify.StepResult(request_id=start.request_id, token_ids=[51])
+            later.num_drafted = later.num_accepted = most
+            later.finish_reason = finish
+            yield verify.AttachResponse(results=[later], load=load)
+
+    verifier = ScriptedVerifier(script)
+    async with serving(verifier) as address, running_gateway(folder, address) as running:
+        request = asking()
+        request.statistics = messages.STATISTICS_LEVEL_STEPS
+        answer = await running.generate(request)
+        generator = running.gateway.generator
+        load = generator.verifiers.links[0].load
+
+    assert list(answer.outputs[0].token_ids) == [50, 51, 51]
+    assert answer.speculation.num_draft_tokens == most
+    assert (load.estimated_gain, load.kv_utilization) == (1.0, 0.0)
 
 
 async def test_a_verifier_that_stops_answering_is_given_up(folder: Path) -> None:

@@ -119,6 +119,53 @@ async def test_a_sequence_stays_on_a_verifier_that_is_no_longer_named(
     assert other.starts == []
 
 
+async def test_a_verifier_that_is_named_again_keeps_the_policy_of_its_new_sequences(
+    folder: Path, verifier: ScriptedVerifier
+) -> None:
+    """Its old link ends while the new one, at the same address, has sequences."""
+    verifier.pause_seconds = 0.1
+    verifier.script = steps_of(list(range(5, 14)), width=1)
+    async with running_gateway(folder, verifier.address) as running:
+        settings, live = running.gateway.settings, running.gateway.live
+        links = running.gateway.generator.verifiers.links
+        early = asyncio.ensure_future(running.generate(messages.GenerateRequest(text="a")))
+        await verifier.until(lambda seen: seen.starts)
+        live.apply(settings.model_copy(update={"verifiers": ("127.0.0.1:9",)}))
+        await _eventually(lambda: len(links) == 2)
+        live.apply(settings)
+        await _eventually(lambda: any(link.is_usable for link in links))
+        verifier.script = steps_of(list(range(5, 60)), width=1)
+        late = asyncio.ensure_future(running.generate(messages.GenerateRequest(text="b")))
+        await verifier.until(lambda seen: len(seen.starts) == 2)
+        await early
+        await _eventually(lambda: len(links) == 1)
+        verifier.info.draft_pools[0].available = False
+        await verifier.until(lambda seen: seen.set_draftings)
+        late.cancel()
+
+
+async def test_the_policy_keeps_nothing_of_verifiers_that_are_gone(
+    folder: Path, verifier: ScriptedVerifier
+) -> None:
+    """Pods come with new addresses for ever."""
+    others = [ScriptedVerifier(steps_of([9])) for _ in range(3)]
+    async with running_gateway(folder, verifier.address) as running:
+        settings, live = running.gateway.settings, running.gateway.live
+        generator = running.gateway.generator
+        for other in others:
+            async with serving(other):
+                addresses = (verifier.address, other.address)
+                live.apply(settings.model_copy(update={"verifiers": addresses}))
+                await _eventually(
+                    lambda: sum(link.is_usable for link in generator.verifiers.links) == 2
+                )
+                live.apply(settings)
+                await _eventually(lambda: len(generator.verifiers.links) == 1)
+        await asyncio.sleep(0.1)
+
+        assert {address for address, _ in generator.controller.gates()} == {verifier.address}
+
+
 CHANGED: dict[str, object] = {
     "verifiers": ("127.0.0.1:9",),
     "default_pool": "other",

@@ -107,3 +107,26 @@ async def test_a_taken_port_is_a_configuration_error() -> None:
 async def test_an_address_without_a_port_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="host:port"):
         await AdminServer(CollectorRegistry(), lambda: True).start("localhost")
+
+
+async def test_a_port_that_there_is_not_is_a_configuration_error() -> None:
+    """libuv would take it modulo 65536."""
+    with pytest.raises(ConfigurationError, match="host:port"):
+        await AdminServer(CollectorRegistry(), lambda: True).start("127.0.0.1:99999")
+
+
+async def test_connections_that_ask_nothing_end_with_the_server() -> None:
+    """Left to the end of the loop, asyncio would report each as a fault."""
+    loop = asyncio.get_running_loop()
+    faults: list[object] = []
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /metr")
+        await asyncio.sleep(0.05)
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert await reader.read() == b""
+    writer.close()
+    assert not others
+    assert not faults

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.admission import Admission, Room
 from gateway.generation import PriorityClass
-from paceline.errors import Overloaded
+from paceline.errors import Overloaded, Unavailable
 
 pytestmark = pytest.mark.asyncio
 
@@ -121,3 +121,22 @@ async def test_more_sequences_than_ever_fit_run_alone() -> None:
     assert admission.num_running == 2
     room.release()
     assert admission.num_running == 0
+
+
+async def test_closing_turns_away_what_waits_and_leaves_what_runs() -> None:
+    admission = Admission(max_running=1, max_waiting=8)
+    room = await admission.acquire(1, STANDARD)
+    waiting = [asyncio.create_task(admission.acquire(1, STANDARD)) for _ in range(3)]
+    await settle()
+
+    admission.close(Unavailable("stopping"))
+    waiting[0].cancel()  # turned away and cancelled at the same moment
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    room.release()
+
+    assert [type(outcome) for outcome in outcomes] == [
+        asyncio.CancelledError,
+        Unavailable,
+        Unavailable,
+    ]
+    assert (admission.num_running, admission.num_waiting) == (0, 0)

@@ -92,6 +92,22 @@ async def test_a_stream_lost_after_its_end_shows_the_end_once() -> None:
 
 
 @pytest.mark.asyncio
+async def test_the_end_of_every_output_is_shown() -> None:
+    ends = (finished(index=1, matched="!"), finished(index=0), finished(index=2))
+    gateway = ScriptedGateway(Turn((started(), *ends, summary(0))))
+
+    async with serving(gateway), paceline.AsyncClient(gateway.address) as client:
+        events = await _events(client, n=3)
+
+    shown = [event for event in events if isinstance(event, Finished)]
+    assert [(event.index, event.matched_stop) for event in shown] == [
+        (1, "!"),
+        (0, None),
+        (2, None),
+    ]
+
+
+@pytest.mark.asyncio
 async def test_several_outputs_and_other_errors_are_not_resumed() -> None:
     overloaded = Turn((started(),), error=Overloaded("full"))
     gateway = ScriptedGateway(FIRST, overloaded)
