@@ -12,21 +12,40 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from gateway.caller import Caller, Grant
 from paceline.errors import ConfigurationError
 from paceline.yaml_file import first_problem, read_yaml
 
 _NOBODY = bytes(32)
+_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class _Entry(Grant):
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")]
+    id: str
+    sha256: str
+
+    @field_validator("id")
+    @classmethod
+    def _is_id(cls, value: str) -> str:
+        if not _ID.fullmatch(value):
+            raise ValueError("must be 1 to 64 letters, digits, dots, dashes or underscores")
+        return value
+
+    @field_validator("sha256")
+    @classmethod
+    def _is_digest(cls, value: str) -> str:
+        if not _DIGEST.fullmatch(value):
+            raise ValueError(
+                'must be 64 hexadecimal digits, the hash of the key: printf %s "$KEY" | sha256sum'
+            )
+        return value
 
 
 class _KeyFile(BaseModel):
@@ -61,7 +80,7 @@ class KeyFile:
 
 
 def _parse(path: Path) -> _KeyFile:
-    content = read_yaml(path, "key file")
+    content = read_yaml(path, "key file", "list keys under `keys`")
     try:
         return _KeyFile.model_validate(content)
     except ValidationError as error:

@@ -10,9 +10,8 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.credentials import CredentialFiles
 from gateway.token_verifier import TokenRules
+from paceline.address_settings import DialedName, ListenAddress
 from paceline.settings import LinkSettings, split_names
-
-_ADDRESS = r"^(dns:)?[^\s:/]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$"
 
 
 class GatewaySettings(LinkSettings):
@@ -20,12 +19,10 @@ class GatewaySettings(LinkSettings):
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
-    listen: str = Field(default="127.0.0.1:50051")
+    listen: ListenAddress = Field(default="127.0.0.1:50051")
     """``host:port`` to serve applications on; port 0 takes a free one."""
 
-    verifiers: Annotated[
-        tuple[Annotated[str, Field(pattern=_ADDRESS)], ...], NoDecode, Field(min_length=1)
-    ]
+    verifiers: Annotated[tuple[DialedName, ...], NoDecode, Field(min_length=1)]
     """``host:port`` of each verifier; repeat the flag or separate with commas. ``dns:host:port``
     stands for every address behind a name, looked up again and again."""
 

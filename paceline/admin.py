@@ -17,8 +17,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from paceline.address import MAX_PORT
 from paceline.errors import ConfigurationError
-from paceline.serving import MAX_PORT
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 

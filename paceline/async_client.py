@@ -10,6 +10,7 @@ from typing import Self, TypeVar, Unpack
 
 import grpc.aio
 
+from paceline.address import check_target
 from paceline.channels import client_dialing
 from paceline.client import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -46,7 +47,8 @@ class AsyncClient:
 
     Calls that reached no gateway are retried until the first message; every call has a deadline.
     A stream whose gateway is lost goes on through another one, up to ``max_resumes`` times, with
-    the tokens that it would have had. Errors are those of ``paceline.errors``.
+    the tokens that it would have had. Errors are those of ``paceline.errors``; a target that is
+    no address, or names no port, is a ``ConfigurationError`` at once.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class AsyncClient:
         tls: DialTls | None = None,
         max_resumes: int = DEFAULT_MAX_RESUMES,
     ) -> None:
+        check_target(target, "target")
         credentials, options = client_dialing(tls)
         self._channel = (
             grpc.aio.insecure_channel(target, options=options)

@@ -10,6 +10,7 @@ from typing import Final, Self, TypeVar, Unpack
 
 import grpc
 
+from paceline.address import check_target
 from paceline.channels import client_dialing
 from paceline.client_tracing import Metadata, traced_call
 from paceline.errors import ConfigurationError, PacelineError
@@ -52,7 +53,8 @@ class Client:
 
     Calls that reached no gateway are retried until the first message; every call has a deadline.
     A stream whose gateway is lost goes on through another one, up to ``max_resumes`` times, with
-    the tokens that it would have had. Errors are those of ``paceline.errors``.
+    the tokens that it would have had. Errors are those of ``paceline.errors``; a target that is
+    no address, or names no port, is a ``ConfigurationError`` at once.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Client:
         tls: DialTls | None = None,
         max_resumes: int = DEFAULT_MAX_RESUMES,
     ) -> None:
+        check_target(target, "target")
         credentials, options = client_dialing(tls)
         self._channel = (
             grpc.insecure_channel(target, options=options)

@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from paceline.address_settings import DialedAddress
 from paceline.errors import ConfigurationError
 from paceline.yaml_file import first_problem, read_yaml
 
@@ -23,8 +24,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 LOOK_SECONDS: Final = 1.0
 """Time between two looks at the file; a cluster itself takes up to a minute to deliver one."""
-
-_ADDRESS: Final = r"^[^\s:/]+:\d{1,5}$|^\[[0-9a-fA-F:]+\]:\d{1,5}$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Routing:
 class _PoolEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    address: Annotated[str, Field(pattern=_ADDRESS)]
+    address: DialedAddress
     weight: Annotated[int, Field(ge=0)] = 0
 
 
@@ -64,14 +63,14 @@ class _RoutingFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     default_pool: str = ""
-    pools: Mapping[str, _PoolEntry] = Field(default_factory=dict)
+    pools: Mapping[str, _PoolEntry]
 
 
 def read_routing(path: Path) -> Routing:
     """Return what a routing file says; raises ``ConfigurationError``."""
-    content = read_yaml(path, "routing file")
+    content = read_yaml(path, "routing file", "`pools: {}` stands for no pools")
     try:
-        read = _RoutingFile.model_validate({} if content is None else content)
+        read = _RoutingFile.model_validate(content)
     except ValidationError as error:
         where, problem = first_problem(error)
         raise ConfigurationError(f"routing file {path}: {where}: {problem}") from None
@@ -96,8 +95,9 @@ async def follow_routing(
     """
     Apply every change of a routing file, for as long as the task lives.
 
-    A file that makes no sense is logged once and leaves the last good one in force;
-    ``note_problem`` is told what is wrong with it, and an empty text once it is read again.
+    A file that makes no sense is logged once and leaves the last good one in force, and so does an
+    empty one, which a file is while it is rewritten in place; ``note_problem`` is told what is
+    wrong with it, and an empty text once it is read again.
     """
     problem = ""
     while True:

@@ -15,13 +15,13 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from paceline.address import MAX_PORT
 from paceline.channels import SERVER_OPTIONS
 from paceline.errors import ConfigurationError
 from paceline.tls import ServerTls, server_credentials
 
 READINESS = "readiness"
 LIVENESS = "liveness"
-MAX_PORT = 65_535
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, NoReturn, Self, TypeAlias, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
@@ -24,12 +26,24 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from paceline.address_settings import AdminAddress, ListenAddress
 from paceline.errors import ConfigurationError
 from paceline.logs import LogFormat, LogLevel
 from paceline.tls import DialTls, ServerTls
 from paceline.yaml_file import problem_text, read_yaml
 
 USAGE_EXIT_CODE = 2
+
+_UNKNOWN_FLAG: Final = re.compile(r"unrecognized arguments: (?P<flag>--[\w-]+)")
+
+_INJECTED: Final = re.compile(
+    r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PORT|PROTO|ADDR))?)?"
+)
+"""Ends of the variables that Kubernetes gives every container for each Service, begun with its
+name: one called ``gateway`` must not keep gateways from starting."""
+
+_MISSPELLED: Final = 0.8
+"""Likeness from which a variable is taken for a setting misspelled, as in one letter of five."""
 
 SettingsT = TypeVar("SettingsT", bound="ServiceSettings")
 
@@ -51,7 +65,7 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    listen: str = Field(default="127.0.0.1:0")
+    listen: ListenAddress = Field(default="127.0.0.1:0")
     """``host:port`` to serve gRPC on; port 0 takes a free one."""
 
     log_level: LogLevel = "info"
@@ -69,7 +83,7 @@ class ServiceSettings(BaseSettings):
     reflection: bool = True
     """Serve gRPC reflection (for ``buf curl`` and the like)."""
 
-    admin_listen: str = ""
+    admin_listen: AdminAddress = ""
     """``host:port`` of metrics and health over plain HTTP; empty: not served."""
 
     tls_certificate: Path | None = None
@@ -152,7 +166,11 @@ class LinkSettings(ServiceSettings):
 
 class _OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}; see --help")
+        unknown = _UNKNOWN_FLAG.match(message)
+        known = self._option_string_actions
+        near = difflib.get_close_matches(unknown["flag"], known, 1) if unknown else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"{message}{hint}; see --help")
 
 
 def load_settings(
@@ -177,6 +195,7 @@ def load_settings(
         cli_implicit_flags=True,
     )
     try:
+        _check_environment(kind)
         from_file = _read_file(path, kind) if path else {}
         return kind(_cli_settings_source=source(args=arguments), **from_file)  # type: ignore[call-arg]
     except ValidationError as error:
@@ -194,6 +213,26 @@ def config_path(argv: Sequence[str] | None = None) -> Path | None:
     return path
 
 
+def _check_environment(kind: type[ServiceSettings]) -> None:
+    """
+    Raise ``ConfigurationError`` naming a variable that is almost a setting, but has no effect.
+
+    Others with the service's prefix may be somebody else's.
+    """
+    prefix = str(kind.model_config.get("env_prefix", ""))
+    for variable in sorted(os.environ):
+        name = variable.upper().removeprefix(prefix)
+        is_ours = prefix and variable.upper().startswith(prefix) and not _is_injected(name)
+        if not is_ours or name.lower() in kind.model_fields:
+            continue
+        near = difflib.get_close_matches(name.lower(), kind.model_fields, 1, _MISSPELLED)
+        if near:
+            raise ConfigurationError(
+                f"variable {variable} is no setting; did you mean {prefix}{near[0].upper()}? "
+                "If it is for something else, unset it here"
+            )
+
+
 def exit_with_usage_error(program: str, error: ConfigurationError) -> NoReturn:
     """Print one line to standard error and exit with code 2."""
     sys.stderr.write(f"{program}: error: {error.message}\n")
@@ -201,9 +240,7 @@ def exit_with_usage_error(program: str, error: ConfigurationError) -> NoReturn:
 
 
 def _read_file(path: Path, kind: type[ServiceSettings]) -> dict[str, Any]:
-    content = read_yaml(path, "--config")
-    if content is None:
-        return {}
+    content = read_yaml(path, "--config", "{} stands for no settings")
     if not isinstance(content, dict):
         raise ConfigurationError(f"--config {path}: expected a mapping of settings")
     unknown = sorted(set(content) - set(kind.model_fields))
@@ -214,12 +251,16 @@ def _read_file(path: Path, kind: type[ServiceSettings]) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
+def _is_injected(name: str) -> bool:
+    return bool(_INJECTED.fullmatch(name)) or bool(re.search(rf"_(?:{_INJECTED.pattern})$", name))
+
+
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors()[0]
     if not problem["loc"]:
-        return f"settings: {problem_text(problem['msg'])}"
+        return f"settings: {problem_text(problem)}"
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         flag = f"--{str(problem['loc'][0]).replace('_', '-')}"
         return f"setting {name} is missing: give it with {flag}, the environment or a file"
-    return f"setting {name}: {problem_text(problem['msg'])}, got {problem['input']!r}"
+    return f"setting {name}: {problem_text(problem)}, got {problem['input']!r}"

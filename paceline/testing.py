@@ -7,7 +7,12 @@ A gateway for the tests of applications: real gRPC in this process, no model, sc
         assert gateway.requests[0].text == "Hi"
 
 Each character is one token, whose id is its code point. Answers are used up in order; the last one
-is given again and again.
+is given again and again. A request for ``n`` outputs gets the same answer ``n`` times.
+
+Everything else that a request asks for is noted and has no effect: an answer is said to the end,
+whatever ``max_tokens``, ``stop``, the sampling, a constraint or the drafting say, and whatever the
+model's name or the credential is. There are no log-probabilities, no speculation and no timing in
+it. Only an empty prompt is refused; for other refusals give an ``Answer`` with an ``error``.
 """
 
 from __future__ import annotations
@@ -124,16 +129,20 @@ class _Servicer(GenerationServiceServicer):
         if answer.error is not None:
             _abort(context, answer.error)
         summary = _summary(request, answer).summary
-        output = messages.Output(
-            text=answer.text,
-            token_ids=map(ord, answer.text) if request.output.return_token_ids else (),
-            finish_reason=_reason(answer),
-        )
+        outputs = [
+            messages.Output(
+                index=index,
+                text=answer.text,
+                token_ids=map(ord, answer.text) if request.output.return_token_ids else (),
+                finish_reason=_reason(answer),
+            )
+            for index in _outputs(request)
+        ]
         return messages.GenerateResponse(
             request_id=request.request_id or "fake",
             model=MODEL,
             sampling=_sampling(request),
-            outputs=[output],
+            outputs=outputs,
             usage=summary.usage,
         )
 
@@ -180,20 +189,25 @@ def _events(
     for begin in range(0, len(answer.text), size):
         piece = answer.text[begin : begin + size]
         num_sent += len(piece)
-        ids = map(ord, piece) if request.output.return_token_ids else ()
-        yield messages.StreamGenerateResponse(
-            delta=messages.Delta(text=piece, token_ids=ids, completion_tokens=num_sent)
-        )
-    if answer.error is None:
-        yield messages.StreamGenerateResponse(
-            finished=messages.Finished(finish_reason=_reason(answer))
-        )
+        for index in _outputs(request):
+            ids = map(ord, piece) if request.output.return_token_ids else ()
+            delta = messages.Delta(
+                index=index, text=piece, token_ids=ids, completion_tokens=num_sent
+            )
+            yield messages.StreamGenerateResponse(delta=delta)
+    for index in _outputs(request) if answer.error is None else ():
+        finished = messages.Finished(index=index, finish_reason=_reason(answer))
+        yield messages.StreamGenerateResponse(finished=finished)
+
+
+def _outputs(request: messages.GenerateRequest) -> range:
+    return range(max(1, request.n))
 
 
 def _summary(request: messages.GenerateRequest, answer: Answer) -> messages.StreamGenerateResponse:
     usage = types_pb2.Usage(
         prompt_tokens=_prompt_tokens(request),
-        completion_tokens=len(request.resume_token_ids) + len(answer.text),
+        completion_tokens=len(request.resume_token_ids) + len(answer.text) * len(_outputs(request)),
     )
     return messages.StreamGenerateResponse(summary=messages.Summary(usage=usage))
 

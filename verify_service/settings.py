@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode, SettingsConfigDict
 
+from paceline.address_settings import DialedAddress
 from paceline.settings import LinkSettings, Names
+
+
+def split_pools(value: object) -> object:
+    """Take ``NAME=HOST:PORT`` with commas between, or JSON, or a file's mapping."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError("must be NAME=HOST:PORT, or a JSON object") from None
+    pairs = [pair.strip().partition("=") for pair in value.split(",") if pair.strip()]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise ValueError("must be NAME=HOST:PORT, several with commas between")
+    return {name: address for name, _, address in pairs}
 
 
 class VerifySettings(LinkSettings):
@@ -45,7 +62,9 @@ class VerifySettings(LinkSettings):
     num_threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads of the torch target; 0 takes all cores."""
 
-    pools: dict[str, str] = Field(default_factory=dict)
+    pools: Annotated[dict[str, DialedAddress], NoDecode, BeforeValidator(split_pools)] = Field(
+        default_factory=dict
+    )
     """Draft pools, ``NAME=HOST:PORT``; repeat the flag or separate with commas. Requests name the
     pool that drafts for them."""
 

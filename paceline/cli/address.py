@@ -1,4 +1,4 @@
-"""Addresses of the form ``host:port``."""
+"""Addresses of this machine and of the gateway, as flags and the environment give them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import socket
 from typing import Final
 
+from paceline.address import check_target, split_address
 from paceline.errors import ConfigurationError
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
@@ -17,16 +18,7 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 
 ADDRESS_VARIABLE: Final = "PACELINE_ADDRESS"
 
-MAX_PORT: Final = 65535
-
-_RESOLVED: Final = re.compile(
-    r"((dns|unix|unix-abstract|vsock|xds):|ipv4:[0-9.]+:|ipv6:\[[0-9A-Fa-f:.]+\]:)[!-~]+"
-)
-"""Targets of gRPC's other forms, which it reads itself."""
-
 _SCHEME: Final = re.compile(r"^(dns|ipv4|ipv6):(//[^/]*/)?")
-
-_HOST_PORT: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9]+)?\]):[0-9]{1,5}")
 
 _FREE_PORTS: Final = range(20_000, 32_000)
 """
@@ -51,30 +43,12 @@ def gateway_address(given: str | None) -> str:
     Raises ``ConfigurationError`` naming the flag or the variable at fault.
     """
     address, source = (given, "--address") if given is not None else _from_environment()
-    if "://" in address and not _RESOLVED.fullmatch(address):
-        raise ConfigurationError(
-            f"{source} is host:port without a scheme, such as {DEFAULT_ADDRESS}, not {address!r}"
-        )
-    if not _RESOLVED.fullmatch(address):
-        _, port = split_address(address, source)
-        if not port:
-            raise ConfigurationError(f"{source} {address!r}: port 0 is none to connect to")
+    check_target(address, source)
     return address
 
 
 def _from_environment() -> tuple[str, str]:
     return os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS, f"the variable {ADDRESS_VARIABLE}"
-
-
-def split_address(address: str, option: str) -> tuple[str, int]:
-    """Return host and port; raises ``ConfigurationError`` naming the option."""
-    host, _, port = address.rpartition(":")
-    if not _HOST_PORT.fullmatch(address) or int(port) > MAX_PORT:
-        brackets = "; an IPv6 address is [in brackets]" if host.count(":") > 1 else ""
-        raise ConfigurationError(
-            f"{option} is host:port, such as 127.0.0.1:50051, not {address!r}{brackets}"
-        )
-    return host.strip("[]"), int(port)
 
 
 def bindable_address(address: str, option: str) -> str:
@@ -95,12 +69,17 @@ def bindable_address(address: str, option: str) -> str:
 
 def answers(address: str, timeout_seconds: float = 1.0) -> bool:
     """Return whether anything accepts connections at an address."""
-    host, _, port = _SCHEME.sub("", address).rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds):
+        with socket.create_connection(host_and_port(address), timeout_seconds):
             return True
     except (OSError, ValueError):
         return False
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return what a socket connects to; raises ``ValueError`` if that is no host and port."""
+    host, _, port = _SCHEME.sub("", address).rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _bind(host: str, port: int, option: str) -> None:

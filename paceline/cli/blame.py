@@ -6,6 +6,7 @@ import argparse
 
 from paceline.cli.access import KEY_REMEDY
 from paceline.cli.address import answers
+from paceline.cli.tls_hint import access_shown, tls_hint
 from paceline.errors import (
     InvalidRequest,
     NotFound,
@@ -21,7 +22,7 @@ def blamed(error: PacelineError, options: argparse.Namespace) -> PacelineError:
     """Return the error to show: the same, but with the flag or the address at fault in it."""
     match error:
         case Unavailable():
-            return _unavailable(error, getattr(options, "address", ""))
+            return _unavailable(error, options)
         case Unauthenticated():
             told = error.message.partition(": send metadata")[0]
             return Unauthenticated(f"{told}; {KEY_REMEDY}", reason=error.reason)
@@ -31,7 +32,8 @@ def blamed(error: PacelineError, options: argparse.Namespace) -> PacelineError:
             return error
 
 
-def _unavailable(error: Unavailable, address: str) -> Unavailable:
+def _unavailable(error: Unavailable, options: argparse.Namespace) -> Unavailable:
+    address = getattr(options, "address", "")
     if not address:
         return error
     if not answers(address):
@@ -39,11 +41,13 @@ def _unavailable(error: Unavailable, address: str) -> Unavailable:
             f"no gateway answers at {address}: start one with `paceline up --demo`, "
             "or name another with --address"
         )
-    if "backend unhealthy" not in error.message:
-        return error
-    return Unavailable(
-        f"the gateway at {address} is not ready: `paceline doctor --gateway {address}` says why"
-    )
+    if "backend unhealthy" in error.message:
+        return Unavailable(
+            f"the gateway at {address} is not ready: `paceline doctor --gateway {address}` says why"
+        )
+    is_of_a_server = "cannot be reached" not in error.message
+    hint = "" if is_of_a_server else tls_hint(address, access_shown(options))
+    return Unavailable(f"the gateway at {address} does not answer: {hint}") if hint else error
 
 
 def _of_a_flag(error: InvalidRequest | NotFound, options: argparse.Namespace) -> PacelineError:
@@ -58,8 +62,7 @@ def _of_a_flag(error: InvalidRequest | NotFound, options: argparse.Namespace) ->
 
 def _flag(field: str, options: argparse.Namespace) -> str:
     """Return the flag for a field such as ``sampling.top_p``; empty if the command has none."""
+    if field.partition(".")[0].partition("[")[0] in _PROMPT_FIELDS:
+        return "the prompt" if "prompt" in vars(options) else ""
     name = field.rpartition(".")[2].partition("[")[0]
-    if name in vars(options):
-        return f"--{name.replace('_', '-')}"
-    is_prompt = field.partition(".")[0].partition("[")[0] in _PROMPT_FIELDS
-    return "the prompt" if is_prompt and "prompt" in vars(options) else ""
+    return f"--{name.replace('_', '-')}" if name in vars(options) else ""

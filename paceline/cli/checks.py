@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -13,6 +14,7 @@ import grpc.aio
 from paceline.channels import open_link
 from paceline.cli.access import ANYBODY, KEY_REMEDY, Access
 from paceline.cli.health import is_serving, knows_service
+from paceline.cli.tls_hint import tls_hint
 from paceline.client import credential_metadata
 from paceline.codec import PROTOCOL_VERSION, speaks_our_protocol
 from paceline.generation_codec import fallback_name
@@ -28,6 +30,7 @@ from paceline.v1.verify_service_pb2_grpc import VerifyServiceStub
 
 TIMEOUT_SECONDS: Final = 5.0
 ANY_TOKENIZER: Final = "any"
+_SILENT: Final = "does not answer"
 
 _POOL_FIXES: Final[Mapping[str, str]] = {
     "unreachable": "start the draft service, or correct the pool's address in the verifier's pools",
@@ -99,7 +102,7 @@ async def examine_draft_service(address: str, access: Access = ANYBODY) -> Repor
 async def _examined(subject: str, address: str, access: Access, ask: Asking) -> Report:
     async with open_link(address, access.tls) as channel:
         async for finding in _reachability(channel, subject):
-            yield finding
+            yield await _with_hint(finding, address, access)
             if finding.level is Level.WRONG:
                 return
         try:
@@ -211,6 +214,14 @@ async def _reachability(channel: grpc.aio.Channel, subject: str) -> AsyncIterato
         yield Finding(Level.WRONG, subject, "answers but is not ready", fix)
 
 
+async def _with_hint(finding: Finding, address: str, access: Access) -> Finding:
+    if not finding.cause.startswith(_SILENT):
+        return finding
+    hint = await asyncio.to_thread(tls_hint, address, access)
+    cause, _, remedy = hint.partition("; ")
+    return replace(finding, cause=f"{_SILENT}: {cause}", fix=remedy) if hint else finding
+
+
 def _unreachable(subject: str, error: grpc.aio.AioRpcError) -> Finding:
     if error.code() in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND}:
         fix = "correct the address"
@@ -218,7 +229,7 @@ def _unreachable(subject: str, error: grpc.aio.AioRpcError) -> Finding:
     return Finding(
         Level.WRONG,
         subject,
-        f"does not answer ({error.code().name})",
+        f"{_SILENT} ({error.code().name})",
         "start it, or correct the address",
     )
 

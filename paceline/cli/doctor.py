@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from paceline.address import split_address
 from paceline.cli.access import ANYBODY, Access, access_of, add_access_arguments
 from paceline.cli.address import (
     ADDRESS_VARIABLE,
     DEFAULT_ADDRESS,
     gateway_address,
-    split_address,
 )
 from paceline.cli.checks import (
     EXAMINERS,

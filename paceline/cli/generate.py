@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from paceline.cli.access import access_of, add_access_arguments
 from paceline.cli.address import add_address_argument, gateway_address
@@ -17,6 +17,8 @@ from paceline.client import DEFAULT_TIMEOUT_SECONDS, Client
 from paceline.errors import ConfigurationError, DeadlineExceeded
 from paceline.events import Delta, Event, Finished, Speculation, Started, Summary
 from paceline.generation_request import ChatMessage, GenerationOptions
+
+NO_TREE_IN_TIME: Final = "no tree had come in time or was worth a row"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +170,7 @@ def _drafts(speculation: Speculation) -> str:
     if speculation.num_empty_steps:
         return (
             f"drafts: none, in {speculation.num_empty_steps} of {speculation.num_spec_steps} steps "
-            "no tree had come in time or was worth a row"
+            + NO_TREE_IN_TIME
         )
     return "drafts: none"
 
@@ -210,7 +212,10 @@ def _prompt(given: str | None) -> str:
         return given
     if given is None and sys.stdin.isatty():
         raise ConfigurationError("a prompt is missing; give one, or '-' for standard input")
-    return sys.stdin.read()
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise ConfigurationError("the prompt on standard input is not UTF-8 text") from None
 
 
 def _is_chat(options: argparse.Namespace) -> bool:

@@ -14,6 +14,7 @@ from paceline.async_client import AsyncClient
 from paceline.cli.access import access_of
 from paceline.cli.address import gateway_address
 from paceline.cli.bench import add_request_arguments
+from paceline.cli.generate import NO_TREE_IN_TIME
 from paceline.cli.number_flags import MAX_STREAMS, check_seeds, whole_number
 from paceline.cli.outlook import too_slow
 from paceline.cli.prompts import NamedPrompt, named_prompts
@@ -36,6 +37,8 @@ class Compared:
     num_accepted: int
     """Tokens of the drafted answer that came from drafts."""
     fallbacks: tuple[str, ...]
+    num_empty_steps: int
+    """Steps of the drafted answer that could have used a draft and had none."""
     difference: Difference | None
 
     def is_fine(self, max_gap: float) -> bool:
@@ -153,6 +156,7 @@ async def compare(
         len(drafted.token_ids),
         drafted.speculation.num_accepted_draft_tokens,
         drafted.speculation.fallbacks,
+        drafted.speculation.num_empty_steps,
         found,
     )
 
@@ -164,9 +168,8 @@ def report(compared: Sequence[Compared], max_gap: float) -> str:
     num_accepted = sum(each.num_accepted for each in compared)
     sizes = f"{len(compared)} answers, {num_tokens} tokens, {num_accepted} of them from drafts"
     if not num_accepted:
-        causes = ", ".join(Counter(c for each in compared for c in each.fallbacks)) or "unknown"
         lines.append(
-            f"nothing shown: {sizes}; no draft was accepted (cause: {causes}); "
+            f"nothing shown: {sizes}; no draft was accepted (cause: {_causes(compared)}); "
             "ask for longer answers (--max-tokens), or give other prompts (--prompts)"
         )
     elif not lines:
@@ -177,6 +180,15 @@ def report(compared: Sequence[Compared], max_gap: float) -> str:
         wrong = sum(not each.is_fine(max_gap) for each in compared)
         lines.append(f"NOT lossless: {sizes}; {wrong} answers differ")
     return "\n".join(lines) + "\n"
+
+
+def _causes(compared: Sequence[Compared]) -> str:
+    fallbacks = Counter(cause for each in compared for cause in each.fallbacks)
+    if fallbacks:
+        return ", ".join(fallbacks)
+    if num_empty := sum(each.num_empty_steps for each in compared):
+        return f"in {num_empty} steps {NO_TREE_IN_TIME}"
+    return "the target agreed with none, or no step could use one"
 
 
 def _told(compared: Compared, max_gap: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any, Final
@@ -27,9 +28,13 @@ async def examine_policy(address: str) -> Report:
     subject = f"policy {address}"
     try:
         report = await asyncio.to_thread(_fetched, address)
+    except urllib.error.HTTPError as error:
+        told = f"what listens there has no policy report (HTTP {error.code})"
+        yield Finding(Level.WRONG, subject, told, "name a gateway's --admin-listen address")
+        return
     except (OSError, ValueError) as error:
-        fix = "name the gateway's --admin-listen address"
-        yield Finding(Level.WRONG, subject, f"no policy report: {error}", fix)
+        fix = "start the gateway with --admin-listen, or correct the address"
+        yield Finding(Level.WRONG, subject, _unreported(error), fix)
         return
     except http.client.HTTPException:
         fix = "name the gateway's --admin-listen address, not its --listen address"
@@ -37,6 +42,17 @@ async def examine_policy(address: str) -> Report:
         return
     for finding in _findings(subject, report):
         yield finding
+
+
+def _unreported(error: OSError | ValueError) -> str:
+    cause = getattr(error, "reason", error)
+    if isinstance(cause, TimeoutError):
+        return f"nothing answers there within {TIMEOUT_SECONDS:g} s"
+    if isinstance(cause, ConnectionRefusedError):
+        return "nothing listens there"
+    if isinstance(cause, OSError):
+        return f"it cannot be reached: {cause.strerror or cause}"
+    return "what listens there answers with no policy report"
 
 
 def _fetched(address: str) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.cli.address import DEFAULT_ADDRESS, bindable_address, split_address
+from paceline.address import split_address
+from paceline.cli.address import DEFAULT_ADDRESS, bindable_address
 from paceline.cli.line import LOCAL_DRAFTERS, MODEL_DRAFTERS, NO_DRAFTER, Line, LinePlan
 from paceline.cli.model_source import converted_gguf, demo_model, draft_model, model_folder
 from paceline.cli.terminal import say

@@ -111,6 +111,32 @@ async def test_an_address_that_is_no_admin_port_is_wrong_and_says_what_to_do() -
     (finding,) = await examined([("policy", nobody)])
 
     assert finding.level is Level.WRONG
+    assert finding.cause == "nothing listens there"
+    assert finding.fix == "start the gateway with --admin-listen, or correct the address"
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", "has no policy report (HTTP 404)"),
+        (b"HTTP/1.1 200 OK\r\n\r\n<html>", "answers with no policy report"),
+        (b"HTTP/1.1 200 OK\r\n\r\n[]", "answers with no policy report"),
+        (b"\x00\x00\x06\x04\r\n", "does not speak HTTP"),
+    ],
+)
+async def test_what_is_no_admin_port_is_told_in_plain_words(answer: bytes, cause: str) -> None:
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        (finding,) = await examined([("policy", f"127.0.0.1:{port}")])
+
+    assert finding.level is Level.WRONG
+    assert cause in finding.cause
     assert "--admin-listen" in finding.fix
 
 

@@ -115,6 +115,22 @@ async def test_prompt_may_come_from_standard_input(monkeypatch: pytest.MonkeyPat
     assert gateway.requests[0].text == "from a pipe"
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+async def test_standard_input_that_is_no_text_is_told_as_the_prompt(
+    errors: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway = ScriptedGateway()
+    given = io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8", errors=errors)
+    monkeypatch.setattr("sys.stdin", given)
+
+    assert await _run(gateway, "-") == 2
+
+    shown = capsys.readouterr().err
+    assert shown.startswith("paceline: error: the prompt ")
+    assert "UTF-8 text" in shown
+    assert not gateway.requests
+
+
 async def test_gateway_that_is_not_there_is_one_line_with_address_and_remedy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

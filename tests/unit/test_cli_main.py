@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.address import split_address
 from paceline.cli import doctor
-from paceline.cli.address import bindable_address, gateway_address, split_address
+from paceline.cli.address import bindable_address, gateway_address
 from paceline.cli.main import build_parser, main
 from paceline.errors import ConfigurationError
 

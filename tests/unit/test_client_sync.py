@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -118,6 +120,42 @@ async def test_models_are_described_with_their_pools() -> None:
 def _collected(address: str) -> list[Event]:
     with paceline.Client(address) as client:
         return list(client.stream("hi"))
+
+
+TARGETS = ["127.0.0.1:9", "[::1]:9", "dns:///gateway:9", "dns:gateway:9", "unix:/tmp/socket"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+async def test_every_form_of_a_target_is_taken(target: str) -> None:
+    def make() -> None:
+        paceline.Client(target).close()
+
+    await asyncio.to_thread(make)
+    await paceline.AsyncClient(target).aclose()
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("", "target is host:port, such as 127.0.0.1:50051, not ''"),
+        ("localhost", "target is host:port, such as 127.0.0.1:50051, not 'localhost'"),
+        ("127.0.0.1:99999", "target is host:port, such as"),
+        ("127.0.0.1:0", "port 0 is none to connect to"),
+        ("::1:9", "an IPv6 address is [in brackets]"),
+        ("http://localhost:9", "target is host:port without a scheme"),
+        ("dns:///gateway", "target is dns:///host:port, port included, not 'dns:///gateway'"),
+        ("dns:///[::1]", "target is dns:///host:port, port included"),
+        (None, "target is host:port, such as 127.0.0.1:50051, not None"),
+    ],
+)
+@pytest.mark.parametrize("kind", [paceline.Client, paceline.AsyncClient])
+async def test_what_cannot_be_dialled_is_refused_before_any_call(
+    kind: Callable[[Any], object], target: Any, told: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        kind(target)
+
+    assert told in refused.value.message
 
 
 async def test_a_closed_client_says_so() -> None:

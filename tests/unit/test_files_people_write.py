@@ -87,6 +87,20 @@ def test_whatever_a_file_holds_it_is_read_or_refused(
 
 
 @pytest.mark.parametrize("reader", ["routing", "keys", "settings", "jwks"])
+@pytest.mark.parametrize("nothing", ["", "null", "# all of it is a comment\n"])
+def test_a_file_that_is_empty_as_one_being_rewritten_is_refused(
+    reader: str, nothing: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "written"
+    path.write_text(nothing)
+
+    with pytest.raises(ConfigurationError) as refusal:
+        READERS[reader](path)
+
+    assert str(path) in refusal.value.message
+
+
+@pytest.mark.parametrize("reader", ["routing", "keys", "settings", "jwks"])
 def test_a_folder_is_no_file(reader: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="directory"):
         READERS[reader](tmp_path)
@@ -126,6 +140,40 @@ def test_no_key_is_told_that_stands_in_place_of_its_hash(tmp_path: Path) -> None
 
     assert "sha256" in refusal.value.message
     assert "my-secret-key" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", " is empty; list keys under `keys`"),
+        ("keys: []", ": keys: must not be empty; add at least 1"),
+        ("keys: {}", ": keys: must be a list"),
+        ("- a", ": file: must be a mapping, `name: value`"),
+        ("keys: [a]", ": keys.0: must be a mapping, `name: value`"),
+        ("key: []", ": key: is unknown here; correct or remove it"),
+        ("keys: [{id: a, tenant: t}]", ": keys.0.sha256: is missing; add it"),
+        (
+            "keys: [{id: a b, tenant: t, sha256: ''}]",
+            ": keys.0.id: must be 1 to 64 letters, digits, dots, dashes or underscores",
+        ),
+        ("keys: [{id: 7, tenant: t}]", ": keys.0.id: must be a text; put it in quotes"),
+        (
+            "keys: [{id: a, tenant: t, sha256: 9f86}]",
+            ": keys.0.sha256: must be 64 hexadecimal digits, the hash of the key: "
+            'printf %s "$KEY" | sha256sum',
+        ),
+    ],
+)
+def test_a_key_file_is_refused_in_words_of_its_writer(
+    content: str, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text(content)
+
+    with pytest.raises(ConfigurationError) as refusal:
+        KeyFile.read(path)
+
+    assert refusal.value.message == f"key file {path}{told}"
 
 
 def test_a_good_key_file_gives_callers(tmp_path: Path) -> None:

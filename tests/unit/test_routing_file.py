@@ -41,8 +41,19 @@ def test_the_documented_file_names_a_pool_that_gets_nothing_yet(tmp_path: Path) 
     assert read.pool_at(0.5) == ""
 
 
-def test_an_empty_file_has_no_pools(tmp_path: Path) -> None:
-    assert read_routing(written(tmp_path / "r.yaml", "")) == Routing()
+def test_a_file_without_pools_says_so(tmp_path: Path) -> None:
+    assert read_routing(written(tmp_path / "r.yaml", "pools: {}")) == Routing()
+
+
+@pytest.mark.parametrize("text", ["", "\n", "null", "# pools: {}", "---\n"])
+def test_an_empty_file_is_refused_with_what_to_write(text: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "r.yaml", text)
+
+    with pytest.raises(ConfigurationError) as refusal:
+        read_routing(path)
+
+    told = f"routing file {path} is empty; `pools: {{}}` stands for no pools"
+    assert refusal.value.message == told
 
 
 @pytest.mark.parametrize(
@@ -52,7 +63,11 @@ def test_an_empty_file_has_no_pools(tmp_path: Path) -> None:
         ("pools: {a: {address: nowhere}}", "pools.a.address"),
         ("pools: {a: {address: 'a:1', weight: -1}}", "pools.a.weight"),
         ("pools: {a: {address: 'a:1', wait: 1}}", "pools.a.wait"),
-        ("surprise: 1", "surprise"),
+        ("surprise: 1", "surprise: is unknown here"),
+        ("default_pool: ''", "pools: is missing"),
+        ("pools:", "pools: must be a mapping"),
+        ("pools: {a: {address: 'a:0'}}", "pools.a.address: must be host:port or [v6]:port"),
+        ("pools: {a: {address: 'a:70000'}}", "pools.a.address: must be host:port or [v6]:port"),
         ("default_pool: b\npools: {a: {address: 'a:1'}}", "there is no pool b"),
         ("- a", "file"),
     ],
@@ -98,15 +113,16 @@ def test_the_default_comes_before_the_weights() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("nonsense", ["pools: [", "", "null"])
 async def test_changes_are_applied_and_nonsense_leaves_the_last_good_file_in_force(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nonsense: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routing, "LOOK_SECONDS", 0.01)
     path = written(tmp_path / "r.yaml", TWO)
     seen: asyncio.Queue[Routing] = asyncio.Queue()
     following = asyncio.create_task(follow_routing(path, read_routing(path), seen.put))
 
-    written(path, "pools: [")
+    written(path, nonsense)
     await asyncio.sleep(0.1)
     quiet = seen.empty()
     written(path, "pools: {green: {address: 'g:1', weight: 1}}")

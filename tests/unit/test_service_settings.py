@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from draft_service.settings import DraftSettings
+from gateway.settings import GatewaySettings
 from paceline.errors import ConfigurationError
-from paceline.settings import exit_with_usage_error, load_settings
+from paceline.settings import ServiceSettings, exit_with_usage_error, load_settings
 from verify_service.server import engine_config
 from verify_service.settings import VerifySettings
 from verify_service.targets.registry import load_target
@@ -103,6 +105,7 @@ def test_wrong_flag_is_one_line_that_names_it(argv: list[str], named: str) -> No
         pytest.param("max_running: 0\n", "max_running", id="out of range"),
         pytest.param("- 1\n", "mapping", id="no mapping"),
         pytest.param("a: [1\n", "not YAML", id="no YAML"),
+        pytest.param("", "is empty; {} stands for no settings", id="empty"),
     ],
 )
 def test_wrong_file_is_one_line_that_names_it(tmp_path: Path, text: str, named: str) -> None:
@@ -112,14 +115,97 @@ def test_wrong_file_is_one_line_that_names_it(tmp_path: Path, text: str, named: 
     assert "\n" not in problem
 
 
-def test_empty_file_changes_nothing(tmp_path: Path) -> None:
-    assert _load("--config", _file(tmp_path, "")) == _load()
+def test_file_without_settings_changes_nothing(tmp_path: Path) -> None:
+    assert _load("--config", _file(tmp_path, "{}")) == _load()
 
 
 def test_wrong_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERIFY_MAX_RUNNING", "-3")
 
     assert "max_running" in _problem()
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "meant"),
+    [
+        (VerifySettings, "VERIFY_MAX_RUNNIN", "VERIFY_MAX_RUNNING"),
+        (VerifySettings, "verify_max_runing", "VERIFY_MAX_RUNNING"),
+        (GatewaySettings, "GATEWAY_VERIFIER", "GATEWAY_VERIFIERS"),
+        (GatewaySettings, "GATEWAY_MAXRUNNING", "GATEWAY_MAX_RUNNING"),
+        (DraftSettings, "DRAFT_LISTENS", "DRAFT_LISTEN"),
+    ],
+)
+def test_misspelled_variable_is_refused_with_the_setting_it_resembles(
+    kind: type[ServiceSettings], variable: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "3")
+
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(kind, PROGRAM, [])
+
+    told = f"variable {variable} is no setting; did you mean {meant}? "
+    assert caught.value.message.startswith(told)
+
+
+@pytest.mark.parametrize("service", ["verify", "verify-listen", "verify-max-running", "verify-a"])
+def test_variables_that_kubernetes_sets_for_a_service_do_not_keep_it_from_starting(
+    service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = service.upper().replace("-", "_")
+    for end in (
+        *("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT", "PORT_50051_TCP"),
+        *("PORT_50051_TCP_PROTO", "PORT_50051_TCP_PORT", "PORT_50051_TCP_ADDR"),
+    ):
+        monkeypatch.setenv(f"{begin}_{end}", "tcp://10.0.0.1:50051")
+    monkeypatch.setenv("VERIFY_OTHER_THING", "1")
+
+    assert _load().listen == "127.0.0.1:0"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--listen", "nonsense"], "setting listen: must be host:port, such as 127.0.0.1:50051"),
+        (["--listen", "127.0.0.1"], "setting listen: must be host:port"),
+        (["--listen", "127.0.0.1:99999"], "setting listen: must be host:port"),
+        (["--listen", "::1:5"], "setting listen: must be host:port"),
+        (["--admin-listen", "9090"], "setting admin_listen: must be host:port"),
+        (["--pools", "foo"], "setting pools: must be NAME=HOST:PORT"),
+        (["--pools", "=a:1"], "setting pools: must be NAME=HOST:PORT"),
+        (["--pools", "a=foo"], "setting pools.a: must be host:port or [v6]:port"),
+        (["--pools", "a=foo:0"], "setting pools.a: must be host:port or [v6]:port"),
+        (["--max-runnin", "3"], "unrecognized arguments: --max-runnin 3; did you mean --max-runn"),
+    ],
+)
+def test_what_is_no_address_or_flag_is_refused_with_what_it_must_look_like(
+    argv: list[str], told: str
+) -> None:
+    problem = _problem(*argv)
+
+    assert problem.startswith(told)
+    assert "\n" not in problem
+
+
+@pytest.mark.parametrize("address", ["foo", "foo:0", "::1:5", "dns:", "dns:name", "dns:[::1]:1"])
+def test_what_is_no_verifier_is_refused_with_the_forms_there_are(address: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(GatewaySettings, "gateway", ["--model", "m", "--verifiers", address])
+
+    assert caught.value.message == (
+        "setting verifiers.0: must be host:port, [v6]:port or dns:name:port, got " + repr(address)
+    )
+
+
+def test_every_form_of_an_address_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERIFY_POOLS", "a=127.0.0.1:1,b=[::1]:2")
+    argv = ["--model", "m", "--verifiers", "a:1,[::1]:2,dns:name.space.svc:3"]
+
+    verify = _load("--listen", "[::]:0", "--admin-listen", "0.0.0.0:0")
+    gateway = load_settings(GatewaySettings, "gateway", argv)
+
+    assert verify.pools == {"a": "127.0.0.1:1", "b": "[::1]:2"}
+    assert _load("--listen", "unix:/tmp/socket").listen == "unix:/tmp/socket"
+    assert gateway.verifiers == ("a:1", "[::1]:2", "dns:name.space.svc:3")
 
 
 def test_usage_error_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:

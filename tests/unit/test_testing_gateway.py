@@ -36,6 +36,25 @@ def test_a_stream_comes_in_pieces() -> None:
     assert events[4] == Finished(FinishReason.LENGTH)
 
 
+def test_several_outputs_say_the_same_whatever_else_is_asked_for() -> None:
+    with FakeGateway(Answer("Hello")) as gateway, paceline.Client(gateway.target) as client:
+        whole = client.generate("Hi", n=2, max_tokens=1, stop=["l"], model="another")
+        events = list(client.stream("Hi", n=2))
+        once = client.generate("Hi")
+
+    assert [output.text for output in whole.outputs] == ["Hello", "Hello"]
+    assert [output.index for output in whole.outputs] == [0, 1]
+    assert whole.usage.completion_tokens == 10
+    texts = ["", ""]
+    for event in events:
+        if isinstance(event, Delta):
+            texts[event.index] += event.text
+            assert event.completion_tokens == len(texts[event.index])
+    assert texts == ["Hello", "Hello"]
+    assert [event.index for event in events if isinstance(event, Finished)] == [0, 1]
+    assert len(once.outputs) == 1
+
+
 @pytest.mark.asyncio
 async def test_the_asyncio_client_works_alike() -> None:
     with FakeGateway(Answer("a"), Answer("b")) as gateway:
@@ -78,7 +97,7 @@ def test_a_loss_in_the_middle_is_survived() -> None:
 def test_it_needs_neither_torch_nor_arrays() -> None:
     code = (
         "import sys, paceline.testing;"
-        "sys.exit(bool({'torch', 'numpy', 'tokenizers', 'jwt'} & set(sys.modules)))"
+        "sys.exit(bool({'torch', 'numpy', 'tokenizers', 'jwt', 'pydantic'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False)  # noqa: S603 own code
 
