@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from pydantic import AfterValidator
 
-from paceline.address import EXAMPLE, is_host_port
+from paceline.address import EXAMPLE, check_target, is_host_port
+from paceline.errors import ConfigurationError
+
+_DIALED: Final = "must be host:port or [v6]:port, such as 127.0.0.1:50061"
 
 
 def _listening(address: str) -> str:
@@ -23,7 +26,15 @@ def _listening_or_none(address: str) -> str:
 
 def _dialed(address: str) -> str:
     if not is_host_port(address):
-        raise ValueError("must be host:port or [v6]:port, such as 127.0.0.1:50061")
+        raise ValueError(_DIALED)
+    return address
+
+
+def _dialed_target(address: str) -> str:
+    try:
+        check_target(address, "the address")
+    except ConfigurationError:
+        raise ValueError(_DIALED) from None
     return address
 
 
@@ -41,6 +52,9 @@ AdminAddress: TypeAlias = Annotated[str, AfterValidator(_listening_or_none)]
 
 DialedAddress: TypeAlias = Annotated[str, AfterValidator(_dialed)]
 """Setting: one server to dial."""
+
+DialedTarget: TypeAlias = Annotated[str, AfterValidator(_dialed_target)]
+"""Setting: one server to dial, or several in one of gRPC's forms, such as ``dns:///name:port``."""
 
 DialedName: TypeAlias = Annotated[str, AfterValidator(_dialed_or_looked_up)]
 """Setting: one server to dial, or after ``dns:`` all behind a name."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from paceline.address_settings import DialedAddress
+from paceline.address_settings import DialedTarget
 from paceline.settings import LinkSettings, Names
 
 
@@ -62,7 +62,7 @@ class VerifySettings(LinkSettings):
     num_threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads of the torch target; 0 takes all cores."""
 
-    pools: Annotated[dict[str, DialedAddress], NoDecode, BeforeValidator(split_pools)] = Field(
+    pools: Annotated[dict[str, DialedTarget], NoDecode, BeforeValidator(split_pools)] = Field(
         default_factory=dict
     )
     """Draft pools, ``NAME=HOST:PORT``; repeat the flag or separate with commas. Requests name the

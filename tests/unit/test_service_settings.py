@@ -67,6 +67,18 @@ def test_pools_come_from_a_map_in_the_file(tmp_path: Path) -> None:
     assert _load("--config", path).pools == {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
 
 
+@pytest.mark.parametrize(
+    "target", ["ipv4:127.0.0.1:1,127.0.0.2:1", "dns:///draft.default.svc:50061", "[::1]:1"]
+)
+def test_a_pool_may_be_several_servers_in_one_of_the_forms_of_grpc(
+    tmp_path: Path, target: str
+) -> None:
+    """While one replica drains, the next address is taken."""
+    path = _file(tmp_path, f'pools:\n  a: "{target}"\n')
+
+    assert _load("--config", path).pools == {"a": target}
+
+
 def test_pools_come_from_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERIFY_POOLS", '{"a": "127.0.0.1:1"}')
 
