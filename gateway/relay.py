@@ -185,17 +185,13 @@ class Relay:
     def end(self, error: PacelineError) -> None:
         """End what still runs: the error comes after what was emitted. What is complete stays."""
         self._error = self._error or error
-        for output in self._outputs:
-            output.stop()
-        self._room.release()
+        self._stop()
         self._changed.ring()
 
     def close(self) -> None:
         """End what still runs and give the room back."""
         self._deadline_timer.cancel()
-        for output in self._outputs:
-            output.stop()
-        self._room.release()
+        self._stop()
 
     def figures(self) -> RequestFigures:
         """Return what the request took so far."""
@@ -217,6 +213,11 @@ class Relay:
             num_failovers=sum(output.num_failovers for output in self._outputs),
             verifiers=tuple({name: None for o in self._outputs for name in o.verifiers}),
         )
+
+    def _stop(self) -> None:
+        for output in self._outputs:
+            output.stop()
+        self._room.release()
 
     def _start(self) -> None:
         for output in self._outputs:

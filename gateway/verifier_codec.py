@@ -95,7 +95,7 @@ def step_from_proto(message: messages.StepResult) -> Step:
         0,
         0.0,
         message.is_prefill,
-        _FALLBACKS.get(message.fallback, DraftFallback.UNSUPPORTED),
+        _fallback(message.fallback),
     )
     if not step.is_prefill and not step.finish_reason:
         return step

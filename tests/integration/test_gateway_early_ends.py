@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,18 @@ def _gathering(num_outputs: int = 1) -> messages.GenerateRequest:
     return request
 
 
+@asynccontextmanager
+async def _losable(
+    folder: Path, **settings: Any
+) -> AsyncIterator[tuple[RunningGateway, ScriptedVerifier, AsyncExitStack]]:
+    """Run a gateway in front of a verifier that ends when its stack is closed."""
+    verifier = ScriptedVerifier(model_steps(), pause_seconds=0.02)
+    async with AsyncExitStack() as server:
+        address = await server.enter_async_context(serving(verifier))
+        async with running_gateway(folder, address, **settings) as running:
+            yield running, verifier, server
+
+
 def _draining(seconds: float) -> dict[str, Any]:
     return {"drain_seconds": seconds, "propagation_delay_seconds": 0.0}
 
@@ -81,13 +94,7 @@ async def test_what_was_gathered_comes_before_the_deadline_of_the_gateway(
 
 
 async def test_what_was_gathered_comes_before_the_loss_of_the_last_verifier(folder: Path) -> None:
-    verifier = ScriptedVerifier(model_steps(), pause_seconds=0.02)
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(AsyncExitStack())
-        address = await server.enter_async_context(serving(verifier))
-        running = await stack.enter_async_context(
-            running_gateway(folder, address, failover_wait_seconds=0.1)
-        )
+    async with _losable(folder, failover_wait_seconds=0.1) as (running, verifier, server):
         asked = asyncio.create_task(_until_error(running, _gathering(), CALL_SECONDS))
         await verifier.until(lambda seen: seen.starts)
         await asyncio.sleep(0.3)
@@ -101,13 +108,7 @@ async def test_what_was_gathered_comes_before_the_loss_of_the_last_verifier(fold
 async def test_a_deadline_that_passes_while_no_verifier_is_there_is_told_as_one(
     folder: Path,
 ) -> None:
-    verifier = ScriptedVerifier(model_steps(), pause_seconds=0.02)
-    async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(AsyncExitStack())
-        address = await server.enter_async_context(serving(verifier))
-        running = await stack.enter_async_context(
-            running_gateway(folder, address, default_deadline_seconds=0.6)
-        )
+    async with _losable(folder, default_deadline_seconds=0.6) as (running, verifier, server):
         asked = asyncio.create_task(_until_error(running, asking(400)))
         await verifier.until(lambda seen: seen.starts)
         await server.aclose()
