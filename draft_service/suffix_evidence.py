@@ -25,9 +25,11 @@ _NUM_LENGTHS: Final = 10
 _NUM_GUESSES: Final = 5
 _NUM_BUCKETS: Final = 21
 
-NUM_SUPPORTS: Final = 4
+NUM_SUPPORTS: Final = 5
 NO_SUPPORT: Final = 0
 """There is no shorter context to ask."""
+FIELD_BEGINS: Final = 4
+"""Shorter contexts have been followed by something else nearly each time; see ``suffix_fields``."""
 
 _NUM_REPEATS: Final = 6
 _NUM_RIVALS: Final = 3
@@ -50,18 +52,20 @@ _LATER_LOGITS: Final[Reals] = np.array(
 )
 _REPEAT_LOGITS: Final[Reals] = np.array((0.0, 0.6, 0.95, 1.1, 1.4, 1.9))
 _RIVAL_LOGITS: Final[Reals] = np.array((0.0, -0.25, -0.5))
-_SUPPORT_LOGITS: Final[Reals] = np.array((0.0, -0.5, 0.5, 1.9))
+_SUPPORT_LOGITS: Final[Reals] = np.array((0.0, -0.5, 0.5, 1.9, -1.0))
 _CORPUS_LOGIT: Final = 0.0
 
 _CLASSES: Final[Integers] = np.array(
     (*(0, 0, 1, 1, 1, 1, 2, 2, 2, 2), *(3, 4, 4, 7, 8), *(5, 6, 6, 6, 6, 6))
 )
-_CORPUS_CLASS: Final = 9
-NUM_CLASSES: Final = 12
+_FIELD_CLASS: Final = 9
+_CORPUS_CLASS: Final = 10
+NUM_CLASSES: Final = 13
 """Groups of one class are learned together: short, middle and long contexts of the session's own
-text, the ways in which a copy goes on, the ends of fields, and the contexts of the corpus."""
+text, the ways in which a copy goes on, the ends and beginnings of fields, and the contexts of the
+corpus."""
 _LEARNING_RATES: Final[Reals] = np.array(
-    (0.15, 0.25, 0.3, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.15, 0.25, 0.3)
+    (0.15, 0.25, 0.3, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3, 0.15, 0.25, 0.3)
 )
 _MAX_SHIFT: Final = 3.0
 
@@ -127,15 +131,14 @@ def hit_rate(evidence: int, shifts: Reals) -> float:
     repeats = rest // (NUM_SUPPORTS * _NUM_RIVALS)
     logit = _LATER_LOGITS[bucket] if is_later else _FIRST_LOGITS[bucket]
     logit += _REPEAT_LOGITS[repeats] + _RIVAL_LOGITS[rivals] + _SUPPORT_LOGITS[support]
-    logit += in_corpus * _CORPUS_LOGIT + shifts[_class_of(in_corpus, bucket)]
+    logit += in_corpus * _CORPUS_LOGIT + shifts[_class_of(evidence)]
     return 1.0 / (1.0 + math.exp(-logit))
 
 
 @compiled
 def learn(evidence: int, shifts: Reals, hit: bool) -> None:
     """Take into account whether a group held the token that was committed."""
-    in_corpus, _, bucket, _ = _parts(evidence)
-    group_class = _class_of(in_corpus, bucket)
+    group_class = _class_of(evidence)
     error = hit - hit_rate(evidence, shifts)
     shifted = shifts[group_class] + _LEARNING_RATES[group_class] * error
     shifts[group_class] = min(max(shifted, -_MAX_SHIFT), _MAX_SHIFT)
@@ -150,5 +153,8 @@ def _parts(evidence: int) -> tuple[int, int, int, int]:
 
 
 @compiled
-def _class_of(in_corpus: int, bucket: int) -> int:
+def _class_of(evidence: int) -> int:
+    in_corpus, _, bucket, rest = _parts(evidence)
+    if rest % NUM_SUPPORTS == FIELD_BEGINS:
+        return _FIELD_CLASS
     return _CORPUS_CLASS + _CLASSES[bucket] if in_corpus else _CLASSES[bucket]

@@ -51,15 +51,28 @@ def note_field(record: Record, memory: Memory) -> None:
         record[FIELD_LENGTH] += 1
         if record[FIELD_LENGTH] > _MAX_LENGTH:
             record[FIELD_AT] = NOWHERE
-    if memory[state_at(memory, memory[CONTEXT]) + LENGTH] < _MIN_NAME_LENGTH:
-        return
-    state = _shortest_name(memory)
-    num_fields = memory[state_at(memory, state) + COUNT] - 1
-    if num_fields >= _MIN_COUNT and 2 * num_followers(memory, state) > num_fields:
+    num_fields = num_fields_behind(memory, memory[CONTEXT], 1)
+    if num_fields > 0:
         record[FIELD_AT] = memory[EARLIER_END] + 1
         record[FIELD_COUNT] = num_fields
         record[FIELD_LENGTH] = 1
         record[FIELD_END] = NOT_SOUGHT
+
+
+@compiled
+def num_fields_behind(memory: Memory, context: int, num_open: int) -> int:
+    """
+    Return how many fields stood behind what ends with a context, or 0 if none begins there.
+
+    Of its occurrences ``num_open`` are not followed by anything yet.
+    """
+    if memory[state_at(memory, context) + LENGTH] < _MIN_NAME_LENGTH:
+        return 0
+    state = _shortest_name(memory, context)
+    num_fields = memory[state_at(memory, state) + COUNT] - num_open
+    if num_fields >= _MIN_COUNT and 2 * num_followers(memory, state) > num_fields:
+        return num_fields
+    return 0
 
 
 @compiled
@@ -89,9 +102,8 @@ def _sought_end(record: Record, memory: Memory) -> int:
 
 
 @compiled
-def _shortest_name(memory: Memory) -> int:
-    """Return the state of the shortest latest context that is long enough for a field's name."""
-    state = memory[CONTEXT]
+def _shortest_name(memory: Memory, state: int) -> int:
+    """Return the state of the context's shortest end that is long enough for a field's name."""
     for _ in range(_MAX_SHORTER):
         link = memory[state_at(memory, state) + LINK]
         if memory[state_at(memory, link) + LENGTH] < _MIN_NAME_LENGTH:

@@ -10,6 +10,7 @@ from draft_service.suffix_blocks import list_at, target_of
 from draft_service.suffix_compiled import compiled, prefetch
 from draft_service.suffix_cursor import AT_FIELD_END, text_token
 from draft_service.suffix_evidence import (
+    FIELD_BEGINS,
     IN_CORPUS,
     NO_SUPPORT,
     agreed_bucket,
@@ -36,6 +37,7 @@ from draft_service.suffix_record import (
     Record,
 )
 from draft_service.suffix_scratch import (
+    BEGINS_FIELD,
     GROUP_AT,
     GROUP_COUNT,
     GROUP_TOKENS,
@@ -85,6 +87,8 @@ def speak(
     if scratch[GROUP_TOKENS] == 0:
         return 0
     support = _support(memory, link, record[CLAIMED_AT + record[NUM_CLAIMED]])
+    if source == OWN and scratch[BEGINS_FIELD]:
+        support = FIELD_BEGINS
     evidence = evidence_of(
         length_bucket(length), scratch[GROUP_COUNT], scratch[GROUP_TOKENS], support
     )
@@ -102,6 +106,8 @@ def resume(own: Memory, record: Record, scratch: Scratch, node: int, number: int
     record[CLAIMED_AT + record[NUM_CLAIMED]] = token_id
     scratch[GROUP_TOKENS] = scratch[GROUP_COUNT] = scratch[GROUP_AT] = 1
     support = _support(own, scratch[WALK_AT + 2 * OWN], token_id)
+    if scratch[BEGINS_FIELD] and record[RESUMED_HOW + number] < AT_FIELD_END:
+        support = FIELD_BEGINS
     return evidence_of(_copy_bucket(record, number, depth), 1, 1, support)
 
 

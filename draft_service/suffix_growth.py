@@ -18,6 +18,7 @@ from draft_service.suffix_evidence import (
     LATER,
     hit_rate,
 )
+from draft_service.suffix_fields import num_fields_behind
 from draft_service.suffix_groups import (
     resume,
     speak,
@@ -50,6 +51,7 @@ from draft_service.suffix_record import (
     Record,
 )
 from draft_service.suffix_scratch import (
+    BEGINS_FIELD,
     CANDIDATE_LENGTH,
     CANDIDATE_ODDS_AT,
     CANDIDATE_PARENT,
@@ -96,6 +98,10 @@ _MAX_GROUPS: Final = 10
 """Contexts that speak at one node."""
 _MIN_GUESSED_LENGTH: Final = 3
 """Contexts from this length on are better guesses than going on after a difference."""
+_MAX_FRAME_LENGTH: Final = 16
+"""What agrees for longer is a copy, fields and all."""
+_LEAST_TO_LOOK: Final = 0.15
+"""Behind a path that is less likely, nobody looks whether a field begins: it costs cache misses."""
 _LATEST_BONUS: Final = 1.0
 """Added to the count of the follower of the latest occurrence."""
 _LEAST_REMAINING: Final = 2.5
@@ -244,6 +250,7 @@ def _expand(
         scratch[WALK_AT + field] = scratch[spot + SPOT_CONTEXTS + field]
     odds[REMAINING] = odds[PATH_ODDS_AT + node]
     depth, resumed = scratch[spot + SPOT_DEPTH], scratch[spot + SPOT_RESUMED]
+    scratch[BEGINS_FIELD] = _begins_field(sources[OWN], scratch, odds, node)
     for _ in range(_MAX_GROUPS):
         source = _longest_source(scratch)
         length = scratch[WALK_AT + 2 * source + 1]
@@ -263,6 +270,15 @@ def _expand(
             )
         if odds[REMAINING] < _LEAST_REMAINING * min_probability:
             break
+
+
+@compiled
+def _begins_field(own: Memory, scratch: Scratch, odds: Odds, node: int) -> int:
+    context, length = scratch[WALK_AT + 2 * OWN], scratch[WALK_AT + 2 * OWN + 1]
+    if length > _MAX_FRAME_LENGTH or odds[PATH_ODDS_AT + node] < _LEAST_TO_LOOK:
+        return 0
+    is_root = scratch[SPOTS_AT + node * SPOT_SIZE + SPOT_DEPTH] == 0
+    return int(num_fields_behind(own, context, int(is_root)) > 0)
 
 
 @compiled

@@ -25,7 +25,10 @@ GROUP_TOKENS: Final = 2
 GROUP_COUNT: Final = 3
 """Occurrences of the group's tokens, all together."""
 
-WALK_AT: Final = 4
+BEGINS_FIELD: Final = 4
+"""1: at the node that is being expanded a field begins."""
+
+WALK_AT: Final = 5
 """State and length in each source, on the way from long contexts to short ones."""
 GROUP_AT: Final = WALK_AT + 2 * NUM_SOURCES
 """The group's tokens: count, target and end of the latest occurrence of each."""

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from draft_service.drafter import DraftJob, DraftLimits, SessionSpec
+from draft_service.drafter import DraftJob, SessionSpec
 from draft_service.suffix import SuffixDrafter, SuffixOptions
 from draft_service.suffix_corpus import INGESTED_AT_ONCE, Corpus, TenantCorpora
-from draft_service.suffix_session import SuffixSession, Workspace
-from paceline.tree import ROOT, TokenTree
+from draft_service.suffix_session import SuffixSession
+from paceline.tree import TokenTree
+from tests.doubles.suffix_sessions import LIMITS, WORKSPACE, probability, session_over
 
 pytestmark = pytest.mark.timeout(300)  # the first test may compile
 
-LIMITS = DraftLimits(max_draft_tokens=48, max_tree_depth=48)
 PASSAGE = list(range(100, 160))
-WORKSPACE = Workspace()
-
-
-def session_over(token_ids: list[int], predicted: list[int] | None = None) -> SuffixSession:
-    """Return a session without a corpus."""
-    return SuffixSession(SessionSpec(token_ids, predicted or []), WORKSPACE)
-
-
-def probability(tree: TokenTree, token_id: int) -> float:
-    """Return the probability of a child of the root; 0 if there is none."""
-    node = tree.child(ROOT, token_id)
-    return 0.0 if node is None else math.exp(tree.log_probs[node - 1])
 
 
 def test_a_text_without_repetition_gets_an_empty_tree() -> None:
@@ -104,73 +90,6 @@ def test_a_copy_goes_on_after_an_inserted_token() -> None:
     session.commit(80, [9999])
 
     assert probability(session.propose(LIMITS).tree, PASSAGE[20]) > 0
-
-
-NAME, END = [10, 11, 12], [20, 21]
-
-
-def records(*values: list[int]) -> list[int]:
-    """Return records that differ, each with a field's name, its value and what ends it."""
-    return [
-        token_id
-        for number, value in enumerate(values)
-        for token_id in (1000 + number, *NAME, *value, *END)
-    ]
-
-
-def test_a_value_that_was_never_there_is_followed_by_what_ends_its_field() -> None:
-    session = session_over([*records([101], [102, 103], [104, 105, 106]), *NAME])
-
-    session.commit(0, [999])
-    tree = session.propose(LIMITS).tree
-
-    assert probability(tree, END[0]) > 0.1
-    assert tree.num_held(END) == len(END)
-
-
-def test_the_end_of_a_field_is_waited_for_however_long_the_value_is() -> None:
-    session = session_over([*records([101], [102, 103], [104, 105, 106]), *NAME])
-
-    for token_id in (999, 998, 997):
-        session.commit(0, [token_id])
-
-    assert probability(session.propose(LIMITS).tree, END[0]) > 0.1
-
-
-def test_a_field_most_likely_ends_where_it_is_as_long_as_the_one_before() -> None:
-    session = session_over([*records([101, 102], [103, 104], [105, 106]), *NAME])
-
-    ends = list[float]()
-    for token_id in (999, 998, 997):
-        session.commit(0, [token_id])
-        ends.append(probability(session.propose(LIMITS).tree, END[0]))
-
-    shorter, as_long, longer = ends
-    assert as_long > 1.5 * max(shorter, longer)
-    assert min(shorter, longer) > 0.1
-
-
-def test_a_field_that_has_ended_ends_no_second_time() -> None:
-    session = session_over([*records([101], [102, 103], [104, 105, 106]), *NAME])
-
-    session.commit(0, [999, END[0], 998])
-
-    assert session.propose(LIMITS).tree == TokenTree()
-
-
-def test_what_is_followed_by_the_same_again_and_again_is_no_field() -> None:
-    session = session_over([*records([101], [101], [102], [101], [101]), *NAME])
-
-    session.commit(0, [999])
-
-    assert session.propose(LIMITS).tree == TokenTree()
-
-
-def test_no_field_reaches_from_the_predicted_output_into_the_prompt() -> None:
-    predicted = [*records([101], [102], [103]), *NAME]
-    session = session_over([7, *NAME, 999], predicted)
-
-    assert probability(session.propose(LIMITS).tree, 7) == 0
 
 
 def test_predicted_output_and_an_empty_prompt_stay_two_texts() -> None:
