@@ -100,8 +100,9 @@ class VerifySettings(LinkSettings):
     max_draft_tokens: int = Field(default=24, ge=0, le=512)
     """Most drafted tokens verified per sequence and step; 0 switches drafting off."""
 
-    max_draft_wait_ms: float = Field(default=4.0, ge=0, le=1000)
-    """Longest wait for trees in flight, in milliseconds, and only where it pays."""
+    max_draft_wait_ms: float = Field(default=8.0, ge=0, le=1000)
+    """Longest wait for trees in flight, in milliseconds, and only where it pays. The way to a
+    drafter and back takes 3 to 5 on a busy machine, and a wait that ends too soon is lost."""
 
     draft_budget: Literal["adaptive", "fixed"] = "adaptive"
     """``adaptive``: as many nodes as learned costs justify; ``fixed``: always the maximum."""

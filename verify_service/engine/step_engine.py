@@ -61,7 +61,7 @@ class EngineConfig:
     max_draft_tokens: int = 24
     """Most nodes per sequence and step."""
     max_trie_nodes: int = 256
-    max_draft_wait_seconds: float = 0.004
+    max_draft_wait_seconds: float = 0.008
     budget: BudgetMode = BudgetMode.ADAPTIVE
     prefix_caching: bool = True
     draft_pools: tuple[str, ...] = ()
