@@ -7,7 +7,8 @@ multiply-adds over the inputs, first to last: its bits depend on its row and its
 on the other rows, the tile that it was computed in, or the thread.
 
 The blocking is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
-(2008): tiles of 6 rows by 16 outputs, whose sums fill the registers of AVX2.
+(2008): tiles of 6 rows by 16 outputs, whose sums fill the registers of AVX2. One or two rows that
+are left take two panels side by side: with one, every sum would wait for its last addition.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ PANEL: Final = 16
 """Outputs that lie side by side."""
 
 _TILE_ROWS: Final = 6
+_WIDE_ROWS: Final = 2
+_WIDE_PANELS: Final = 2
 _GROUP_ROWS: Final = 60
 """Rows that one pass over a panel serves; more of them would not stay in the cache."""
 
@@ -66,8 +69,8 @@ def converts_fp16() -> bool:
     return not on_x86 or all(features.get(name) for name in ("f16c", "fma", "avx2"))
 
 
-def _tile_of(num_rows: int) -> Tile:
-    """Return the product of ``num_rows`` rows with one panel, for compiled code to call."""
+def _tile_of(num_rows: int, num_panels: int = 1) -> Tile:
+    """Return the product of some rows with panels side by side, for compiled code to call."""
 
     def tile(
         _context: object,
@@ -81,7 +84,7 @@ def _tile_of(num_rows: int) -> Tile:
         ahead_step: Any,
     ) -> tuple[Any, Callable[..., Any]]:
         def generate(context: Any, builder: Any, _signature: object, values: Any) -> Any:
-            _write_tile(builder, num_rows, *values)
+            _write_tile(builder, num_rows, num_panels, *values)
             return context.get_dummy_value()
 
         kinds = (rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
@@ -93,6 +96,7 @@ def _tile_of(num_rows: int) -> Tile:
 def _write_tile(
     builder: Any,
     num_rows: int,
+    num_panels: int,
     rows: Any,
     weights: Any,
     depth: Any,
@@ -103,29 +107,40 @@ def _write_tile(
     ahead_step: Any,
 ) -> None:
     """Generate the loop over the inputs, with all sums in registers."""
-    start = builder.load(builder.inttoptr(bias, _REALS.as_pointer()), align=_REAL_BYTES)
-    sums = [_code.alloca_once_value(builder, start) for _ in range(num_rows)]
-    stride = builder.mul(depth, _INT64(_REAL_BYTES))
-    row_pointers = [
-        builder.inttoptr(builder.add(rows, builder.mul(stride, _INT64(r))), _REAL.as_pointer())
-        for r in range(num_rows)
+    starts = [
+        builder.load(pointer, align=_REAL_BYTES)
+        for pointer in _pointers(builder, bias, num_panels, _INT64(PANEL * _REAL_BYTES), _REALS)
     ]
-    panel = builder.inttoptr(weights, _HALVES.as_pointer())
+    sums = [[_code.alloca_once_value(builder, start) for start in starts] for _ in range(num_rows)]
+    row_bytes = builder.mul(depth, _INT64(_REAL_BYTES))
+    panel_bytes = builder.mul(depth, _INT64(PANEL * _WEIGHT_BYTES))
+    row_pointers = _pointers(builder, rows, num_rows, row_bytes, _REAL)
+    panels = _pointers(builder, weights, num_panels, panel_bytes, _HALVES)
     kind = ir.FunctionType(_REALS, [_REALS, _REALS, _REALS])
     multiply_add = _code.get_or_insert_function(builder.module, kind, f"llvm.fma.v{PANEL}f32")
     with _code.for_range(builder, depth) as loop:
         next_address = builder.add(ahead, builder.mul(loop.index, ahead_step))
         next_bytes = builder.inttoptr(next_address, cgutils.voidptr_t)
         write_prefetch(builder, next_bytes, level=2)
-        halves = builder.load(builder.gep(panel, [loop.index]), align=PANEL * _WEIGHT_BYTES)
-        factors = builder.fpext(halves, _REALS)
-        for pointer, total in zip(row_pointers, sums, strict=True):
+        places = [builder.gep(panel, [loop.index]) for panel in panels]
+        halves = [builder.load(place, align=PANEL * _WEIGHT_BYTES) for place in places]
+        factors = [builder.fpext(half, _REALS) for half in halves]
+        for pointer, totals in zip(row_pointers, sums, strict=True):
             value = _broadcast(builder, builder.load(builder.gep(pointer, [loop.index])))
-            builder.store(builder.call(multiply_add, [value, factors, builder.load(total)]), total)
-    for r, total in enumerate(sums):
+            for factor, total in zip(factors, totals, strict=True):
+                added = builder.call(multiply_add, [value, factor, builder.load(total)])
+                builder.store(added, total)
+    for r, totals in enumerate(sums):
         address = builder.add(out, builder.mul(out_stride, _INT64(r)))
-        place = builder.inttoptr(address, _REALS.as_pointer())
-        builder.store(builder.load(total), place, align=_REAL_BYTES)
+        places = _pointers(builder, address, num_panels, _INT64(PANEL * _REAL_BYTES), _REALS)
+        for place, total in zip(places, totals, strict=True):
+            builder.store(builder.load(total), place, align=_REAL_BYTES)
+
+
+def _pointers(builder: Any, address: Any, count: int, step: Any, kind: Any) -> list[Any]:
+    """Return pointers to values that lie ``step`` bytes apart."""
+    offsets = [builder.mul(step, _INT64(index)) for index in range(count)]
+    return [builder.inttoptr(builder.add(address, offset), kind.as_pointer()) for offset in offsets]
 
 
 def _broadcast(builder: Any, value: Any) -> Any:
@@ -135,11 +150,13 @@ def _broadcast(builder: Any, value: Any) -> Any:
 
 
 _one, _two, _three, _four, _five, _six = (_tile_of(count) for count in range(1, _TILE_ROWS + 1))
+_wide_one, _wide_two = (_tile_of(count, _WIDE_PANELS) for count in range(1, _WIDE_ROWS + 1))
 _part = partial(compiled_part, _nrt=False)
 
 
 @_part
 def _multiply_tile(
+    num_panels: int,
     num_rows: int,
     rows: int,
     weights: int,
@@ -150,7 +167,12 @@ def _multiply_tile(
     ahead: int,
     ahead_step: int,
 ) -> None:
-    if num_rows == 1:
+    if num_panels == _WIDE_PANELS:
+        if num_rows == 1:
+            _wide_one(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
+        else:
+            _wide_two(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
+    elif num_rows == 1:
         _one(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
     elif num_rows == 2:
         _two(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
@@ -165,26 +187,30 @@ def _multiply_tile(
 
 
 @_part
-def _multiply_panel(task: Any, panel: int, first: int, last: int) -> None:
-    """Multiply rows ``first`` to ``last - 1`` with a panel, loading the next one meanwhile."""
+def _multiply_panels(task: Any, panel: int, num_panels: int, first: int, last: int) -> None:
+    """Multiply rows with panels side by side, one or two, loading the next ones meanwhile."""
     depth = task[DEPTH]
     panel_bytes = depth * PANEL * _WEIGHT_BYTES
-    weights = task[WEIGHTS] + panel * panel_bytes
-    columns = panel * PANEL * _REAL_BYTES
     out_stride = task[NUM_PANELS] * PANEL * _REAL_BYTES
-    num_tiles = (last - first + _TILE_ROWS - 1) // _TILE_ROWS
-    ahead_step = PANEL * _WEIGHT_BYTES // num_tiles
-    for tile in range(num_tiles):
-        row = first + tile * _TILE_ROWS
+    rest = (last - first) % _TILE_ROWS
+    num_wide = int(num_panels == _WIDE_PANELS and 0 < rest <= _WIDE_ROWS)
+    num_narrow = ((last - first + _TILE_ROWS - 1) // _TILE_ROWS - num_wide) * num_panels
+    ahead_step = num_panels * PANEL * _WEIGHT_BYTES // (num_narrow + num_wide)
+    ahead = task[WEIGHTS] + (panel + num_panels) * panel_bytes
+    for tile in range(num_narrow + num_wide):
+        row = first + tile // num_panels * _TILE_ROWS
+        taken = panel + tile % num_panels * int(tile < num_narrow)
+        place = taken * PANEL * _REAL_BYTES
         _multiply_tile(
+            1 if tile < num_narrow else _WIDE_PANELS,
             min(_TILE_ROWS, last - row),
             task[ROWS] + row * depth * _REAL_BYTES,
-            weights,
+            task[WEIGHTS] + taken * panel_bytes,
             depth,
-            task[BIAS] + columns,
-            task[OUT] + row * out_stride + columns,
+            task[BIAS] + place,
+            task[OUT] + row * out_stride + place,
             out_stride,
-            weights + panel_bytes + tile * depth * ahead_step,
+            ahead + tile * depth * ahead_step,
             ahead_step,
         )
 
@@ -199,8 +225,9 @@ def _multiply(address: Any) -> None:
         stop = min(start + task[CHUNK], task[NUM_PANELS])
         for first in range(0, task[NUM_ROWS], _GROUP_ROWS):
             last = min(first + _GROUP_ROWS, task[NUM_ROWS])
-            for panel in range(start, stop):
-                _multiply_panel(task, panel, first, last)
+            for panel in range(start, stop, _WIDE_PANELS):
+                num_panels = min(_WIDE_PANELS, stop - panel)
+                _multiply_panels(task, panel, num_panels, first, last)
 
 
 multiply: Final = compiled_callback(_multiply, _FOLDER, team_tasks.SIGNATURE)

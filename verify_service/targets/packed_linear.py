@@ -91,6 +91,7 @@ class PackedLinear(torch.nn.Module):
         num_rows = rows.numel() // self.in_features
         work = self._width * self.in_features * max(num_rows, _ROWS_FOR_FREE)
         chunk = self._num_panels // (_CHUNKS_PER_THREAD * torch.get_num_threads())
+        chunk += chunk % 2  # the kernel takes two panels side by side
         task = _Task(
             0,
             self._num_panels,
