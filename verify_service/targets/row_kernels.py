@@ -8,7 +8,6 @@ one wherever the row stands, so that a row's bits depend on nothing else in the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -39,6 +38,10 @@ _EXP_RANGE: Final = np.float32(87.3)
 _LOG2_E: Final = np.float32(1.44269504)
 _LN2_HIGH: Final = np.float32(0.693359375)
 _LN2_LOW: Final = np.float32(-2.12194440e-4)
+_TO_INTEGER: Final = np.float32(1.5 * 2**23)
+"""Added to a number, it leaves the nearest integer in the lowest bits: rounding by a function, or
+converting to an integer, would leave a loop without vector code."""
+_EXPONENT_ZERO: Final = np.int32(_TO_INTEGER.view(np.int32) - np.int32(127))
 _EXP_TERMS: Final = tuple(
     np.float32(term)
     for term in (
@@ -70,7 +73,8 @@ def _entry(signature: str) -> Callable[[Callable[..., None]], Callable[..., None
 def exp(value: np.float32) -> np.float32:
     """Return e to ``value``; beyond +-87.3 that of the limit. Compiles to vector code in loops."""
     value = min(max(value, -_EXP_RANGE), _EXP_RANGE)
-    exponent = math.floor(value * _LOG2_E + np.float32(0.5))
+    shifted = np.float32(value * _LOG2_E + _TO_INTEGER)
+    exponent = shifted - _TO_INTEGER
     rest = value - exponent * _LN2_HIGH
     rest = rest - exponent * _LN2_LOW
     total = _EXP_TERMS[0] * rest + _EXP_TERMS[1]
@@ -79,7 +83,7 @@ def exp(value: np.float32) -> np.float32:
     total = total * rest + _EXP_TERMS[4]
     total = total * rest + _EXP_TERMS[5]
     total = total * rest * rest + rest + ONE
-    bits = np.int32((np.int32(exponent) + np.int32(127)) << np.int32(23))
+    bits = np.int32((shifted.view(np.int32) - _EXPONENT_ZERO) << np.int32(23))
     return total * bits.view(np.float32)
 
 
