@@ -1,5 +1,5 @@
 """
-Where a field ends that differs from record to record, as in JSON or in a table.
+Where a field begins and ends that differs from record to record, as in JSON or in a table.
 
 What stands before such a field has occurred before, and was followed by something else nearly each
 time. Nothing that occurred before tells its value, but the record before tells how it ends: with
