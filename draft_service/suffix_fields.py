@@ -51,7 +51,9 @@ def note_field(record: Record, memory: Memory) -> None:
         record[FIELD_LENGTH] += 1
         if record[FIELD_LENGTH] > _MAX_LENGTH:
             record[FIELD_AT] = NOWHERE
-    num_fields = num_fields_behind(memory, memory[CONTEXT], 1)
+    context = memory[CONTEXT]
+    length = memory[state_at(memory, context) + LENGTH]
+    num_fields = num_fields_behind(memory, context, length, 1)
     if num_fields > 0:
         record[FIELD_AT] = memory[EARLIER_END] + 1
         record[FIELD_COUNT] = num_fields
@@ -60,13 +62,13 @@ def note_field(record: Record, memory: Memory) -> None:
 
 
 @compiled
-def num_fields_behind(memory: Memory, context: int, num_open: int) -> int:
+def num_fields_behind(memory: Memory, context: int, length: int, num_open: int) -> int:
     """
-    Return how many fields stood behind what ends with a context, or 0 if none begins there.
+    Return how many fields stood behind a context of some length, or 0 if none begins there.
 
     Of its occurrences ``num_open`` are not followed by anything yet.
     """
-    if memory[state_at(memory, context) + LENGTH] < _MIN_NAME_LENGTH:
+    if length < _MIN_NAME_LENGTH:
         return 0
     state = _shortest_name(memory, context)
     num_fields = memory[state_at(memory, state) + COUNT] - num_open

@@ -106,7 +106,7 @@ def resume(own: Memory, record: Record, scratch: Scratch, node: int, number: int
     record[CLAIMED_AT + record[NUM_CLAIMED]] = token_id
     scratch[GROUP_TOKENS] = scratch[GROUP_COUNT] = scratch[GROUP_AT] = 1
     support = _support(own, scratch[WALK_AT + 2 * OWN], token_id)
-    if scratch[BEGINS_FIELD] and record[RESUMED_HOW + number] < AT_FIELD_END:
+    if scratch[BEGINS_FIELD] and (depth > 0 or record[RESUMED_HOW + number] < AT_FIELD_END):
         support = FIELD_BEGINS
     return evidence_of(_copy_bucket(record, number, depth), 1, 1, support)
 

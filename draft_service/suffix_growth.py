@@ -278,7 +278,7 @@ def _begins_field(own: Memory, scratch: Scratch, odds: Odds, node: int) -> int:
     if length > _MAX_FRAME_LENGTH or odds[PATH_ODDS_AT + node] < _LEAST_TO_LOOK:
         return 0
     is_root = scratch[SPOTS_AT + node * SPOT_SIZE + SPOT_DEPTH] == 0
-    return int(num_fields_behind(own, context, int(is_root)) > 0)
+    return int(num_fields_behind(own, context, length, int(is_root)) > 0)
 
 
 @compiled

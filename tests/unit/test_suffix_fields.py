@@ -99,6 +99,23 @@ def test_the_value_of_the_record_before_is_not_expected_where_values_differ() ->
     assert behind_name[0] < 0.4 < 0.8 < behind_name[1]
 
 
+def test_no_earlier_value_is_expected_in_the_field_after_the_one_that_ends() -> None:
+    """What ended the field before is copied on into the next field's name, but no further."""
+    second = [13, 14, 15]
+    rows = [
+        token_id
+        for number in range(6)
+        for token_id in (*NAME, 100 + number, *END, *second, 200 + number, *END)
+    ]
+    session = session_over([*rows, *NAME])
+
+    session.commit(0, [999])
+    tree = session.propose(LIMITS).tree
+
+    assert probability(tree, END[0]) > 0.3
+    assert probability_behind(tree, [*END, *second], 205) < 0.45
+
+
 def test_a_long_copy_goes_on_through_fields_that_differ_elsewhere() -> None:
     """An edited file repeats its source through places that look like fields."""
     text = [*range(200, 220), *records([101], [102], [103], [104]), *range(300, 304)]

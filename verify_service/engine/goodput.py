@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 EMA_WEIGHT = 0.05
+MIN_WAIT_SECONDS = 0.0001
+"""Nothing comes in less; waking up for it would take longer."""
 
 
 class GainMeter:
@@ -32,4 +34,5 @@ def worthwhile_wait(
     """
     if num_sequences == 0:
         return 0.0
-    return min(max_seconds, 0.5 * step_seconds * expected_tokens / num_sequences)
+    seconds = min(max_seconds, 0.5 * step_seconds * expected_tokens / num_sequences)
+    return seconds if seconds >= MIN_WAIT_SECONDS else 0.0
