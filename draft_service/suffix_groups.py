@@ -86,9 +86,10 @@ def speak(
         _list_followers(memory, state, record, scratch, node, limit)
     if scratch[GROUP_TOKENS] == 0:
         return 0
-    support = _support(memory, link, record[CLAIMED_AT + record[NUM_CLAIMED]])
     if source == OWN and scratch[BEGINS_FIELD]:
         support = FIELD_BEGINS
+    else:
+        support = _support(memory, link, record[CLAIMED_AT + record[NUM_CLAIMED]])
     evidence = evidence_of(
         length_bucket(length), scratch[GROUP_COUNT], scratch[GROUP_TOKENS], support
     )
@@ -105,9 +106,10 @@ def resume(own: Memory, record: Record, scratch: Scratch, node: int, number: int
         return 0
     record[CLAIMED_AT + record[NUM_CLAIMED]] = token_id
     scratch[GROUP_TOKENS] = scratch[GROUP_COUNT] = scratch[GROUP_AT] = 1
-    support = _support(own, scratch[WALK_AT + 2 * OWN], token_id)
     if scratch[BEGINS_FIELD] and (depth > 0 or record[RESUMED_HOW + number] < AT_FIELD_END):
         support = FIELD_BEGINS
+    else:
+        support = _support(own, scratch[WALK_AT + 2 * OWN], token_id)
     return evidence_of(_copy_bucket(record, number, depth), 1, 1, support)
 
 
