@@ -15,6 +15,7 @@ from draft_service.suffix_compiled import compiled
 from draft_service.suffix_fields import field_end
 from draft_service.suffix_record import (
     FIELD_AT,
+    FIELD_END,
     FIELD_LENGTH,
     MAX_RESUMED,
     NUM_AGREED,
@@ -60,7 +61,8 @@ class Resumption(IntEnum):
     AT_FIELD_END = 3
     """Where the field of the record before ends, which is shorter or longer than this one is."""
     AT_FIELD_LENGTH = 4
-    """Where it ends, when this one has as many tokens; see ``suffix_fields``."""
+    """Where it ends, once this one has as many tokens; see ``suffix_fields``. Until then the
+    position lies as far before the end as tokens are missing, whatever they are."""
 
 
 _AFTER_GAP: Final = int(Resumption.AFTER_GAP)
@@ -146,12 +148,31 @@ def _matching_length(memory: Memory, position: int) -> int:
 def find_resumptions(record: Record, memory: Memory) -> None:
     """Note at which positions the copy, or the record, may go on, the likeliest first."""
     record[NUM_RESUMED] = 0
+    end = field_end(record, memory)
+    is_of_field = end != NOWHERE and record[NUM_AGREED] <= record[FIELD_LENGTH]
+    if is_of_field:  # only the field is copied: what follows it there does not follow it here
+        _find_field_end(record, end)
     if record[POSITION] != NOWHERE:
         _find_copied(record, memory, record[POSITION])
-    end = field_end(record, memory)
-    if end != NOWHERE:
-        is_as_long = end - record[FIELD_AT] == record[FIELD_LENGTH]
-        _note(record, end, _AT_FIELD_LENGTH if is_as_long else AT_FIELD_END)
+    if end != NOWHERE and not is_of_field:
+        _find_field_end(record, end)
+
+
+@compiled
+def resumed_depth(record: Record, number: int, depth: int) -> int:
+    """Return how many tokens of a resumption a path of some depth holds; below 0: it waits."""
+    if record[RESUMED_HOW + number] < AT_FIELD_END:
+        return depth
+    return record[RESUMED_AT + number] + depth - record[FIELD_END]
+
+
+@compiled
+def _find_field_end(record: Record, end: int) -> None:
+    as_long = record[FIELD_AT] + record[FIELD_LENGTH]
+    if as_long <= end:
+        _note(record, as_long, _AT_FIELD_LENGTH)
+    if as_long != end:
+        _note(record, end, AT_FIELD_END)
 
 
 @compiled

@@ -53,6 +53,8 @@ _LATER_LOGITS: Final[Reals] = np.array(
 _REPEAT_LOGITS: Final[Reals] = np.array((0.0, 0.6, 0.95, 1.1, 1.4, 1.9))
 _RIVAL_LOGITS: Final[Reals] = np.array((0.0, -0.25, -0.5))
 _SUPPORT_LOGITS: Final[Reals] = np.array((0.0, -0.5, 0.5, 1.9, -1.0))
+_LATER_FIELD_LOGIT: Final = 0.25
+"""Instead of the above, where a longer context has named the field's earlier values."""
 _CORPUS_LOGIT: Final = 0.0
 
 _CLASSES: Final[Integers] = np.array(
@@ -60,12 +62,13 @@ _CLASSES: Final[Integers] = np.array(
 )
 _FIELD_CLASS: Final = 9
 _CORPUS_CLASS: Final = 10
-NUM_CLASSES: Final = 13
+_LATER_FIELD_CLASS: Final = 13
+NUM_CLASSES: Final = 14
 """Groups of one class are learned together: short, middle and long contexts of the session's own
-text, the ways in which a copy goes on, the ends and beginnings of fields, and the contexts of the
-corpus."""
+text, the ways in which a copy goes on, the ends and beginnings of fields, the contexts of the
+corpus, and what else may stand where a field begins than its earlier values."""
 _LEARNING_RATES: Final[Reals] = np.array(
-    (0.15, 0.25, 0.3, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3, 0.15, 0.25, 0.3)
+    (0.15, 0.25, 0.3, 0.3, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3, 0.15, 0.25, 0.3, 0.3)
 )
 _MAX_SHIFT: Final = 3.0
 
@@ -130,7 +133,11 @@ def hit_rate(evidence: int, shifts: Reals) -> float:
     rivals = rest // NUM_SUPPORTS % _NUM_RIVALS
     repeats = rest // (NUM_SUPPORTS * _NUM_RIVALS)
     logit = _LATER_LOGITS[bucket] if is_later else _FIRST_LOGITS[bucket]
-    logit += _REPEAT_LOGITS[repeats] + _RIVAL_LOGITS[rivals] + _SUPPORT_LOGITS[support]
+    logit += _REPEAT_LOGITS[repeats] + _RIVAL_LOGITS[rivals]
+    if is_later and support == FIELD_BEGINS:
+        logit += _LATER_FIELD_LOGIT
+    else:
+        logit += _SUPPORT_LOGITS[support]
     logit += in_corpus * _CORPUS_LOGIT + shifts[_class_of(evidence)]
     return 1.0 / (1.0 + math.exp(-logit))
 
@@ -154,7 +161,7 @@ def _parts(evidence: int) -> tuple[int, int, int, int]:
 
 @compiled
 def _class_of(evidence: int) -> int:
-    in_corpus, _, bucket, rest = _parts(evidence)
+    in_corpus, is_later, bucket, rest = _parts(evidence)
     if rest % NUM_SUPPORTS == FIELD_BEGINS:
-        return _FIELD_CLASS
+        return _LATER_FIELD_CLASS if is_later else _FIELD_CLASS
     return _CORPUS_CLASS + _CLASSES[bucket] if in_corpus else _CLASSES[bucket]

@@ -3,7 +3,9 @@ Where a field begins and ends that differs from record to record, as in JSON or 
 
 What stands before such a field has occurred before, and was followed by something else nearly each
 time. Nothing that occurred before tells its value, but the record before tells how it ends: with
-the next two tokens there that occur as often as the field does.
+the next two tokens there that occur as often as the field does, and behind other values too. A
+value that is copied from elsewhere, such as the text that the record is made of, ends there as
+well, and not where that text goes on.
 """
 
 from __future__ import annotations
@@ -98,9 +100,16 @@ def _sought_end(record: Record, memory: Memory) -> int:
     for position in range(start, last + 1):
         if memory[memory[TEXT_AT] + position] == SEPARATOR:
             return NOWHERE
-        if position > start and _pair_count(memory, position) >= record[FIELD_COUNT]:
+        if position > start and _may_end(memory, position, record[FIELD_COUNT]):
             return position
     return NOWHERE
+
+
+@compiled
+def _may_end(memory: Memory, position: int, num_fields: int) -> bool:
+    """Return whether two tokens occur as often as the field does, and not behind one value only."""
+    count = _count_of(memory, position, 2)
+    return count >= num_fields and _count_of(memory, position - 1, 3) < count
 
 
 @compiled
@@ -115,10 +124,10 @@ def _shortest_name(memory: Memory, state: int) -> int:
 
 
 @compiled
-def _pair_count(memory: Memory, position: int) -> int:
-    """Return how often the two tokens at a position have occurred one after the other."""
+def _count_of(memory: Memory, position: int, length: int) -> int:
+    """Return how often the tokens at a position have occurred one after the other."""
     text, state = memory[TEXT_AT] + position, ROOT_STATE
-    for index in range(text, text + 2):
+    for index in range(text, text + length):
         if memory[index] == SEPARATOR:
             return 0
         state = target_of(memory, state, memory[index])

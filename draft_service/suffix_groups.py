@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from draft_service.suffix_blocks import list_at, target_of
 from draft_service.suffix_compiled import compiled, prefetch
-from draft_service.suffix_cursor import AT_FIELD_END, text_token
+from draft_service.suffix_cursor import AT_FIELD_END, resumed_depth, text_token
 from draft_service.suffix_evidence import (
     FIELD_BEGINS,
     IN_CORPUS,
@@ -101,6 +101,7 @@ def resume(own: Memory, record: Record, scratch: Scratch, node: int, number: int
     """Make the group of one position where the copy may go on."""
     depth = scratch[SPOTS_AT + node * SPOT_SIZE + SPOT_DEPTH]
     token_id = text_token(own, record[RESUMED_AT + number] + depth)
+    depth = resumed_depth(record, number, depth)
     scratch[GROUP_TOKENS] = 0
     if token_id == SEPARATOR or _is_claimed(record, node, token_id):
         return 0

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from draft_service.suffix_blocks import target_of
 from draft_service.suffix_compiled import compiled
-from draft_service.suffix_cursor import AT_FIELD_END, text_token
+from draft_service.suffix_cursor import AT_FIELD_END, resumed_depth, text_token
 from draft_service.suffix_evidence import (
     LATER,
     hit_rate,
@@ -33,6 +33,7 @@ from draft_service.suffix_record import (
     CLAIM_TOKENS,
     CLAIMED_AT,
     CLAIMS_AT,
+    FIELD_LENGTH,
     MAX_CLAIMED,
     MAX_CLAIMS,
     NODE_CLAIMS,
@@ -207,7 +208,10 @@ def _place(
     agreeing = 0
     for number in range(record[NUM_RESUMED]):
         bit = 1 << number
-        if resumed & bit and text_token(own, record[RESUMED_AT + number] + depth) == token_id:
+        waits = resumed_depth(record, number, depth) < 0
+        if resumed & bit and (
+            waits or text_token(own, record[RESUMED_AT + number] + depth) == token_id
+        ):
             agreeing |= bit
     scratch[spot + SPOT_DEPTH] = depth + 1
     scratch[spot + SPOT_RESUMED] = agreeing
@@ -249,7 +253,8 @@ def _expand(
     for field in range(2 * NUM_SOURCES):
         scratch[WALK_AT + field] = scratch[spot + SPOT_CONTEXTS + field]
     odds[REMAINING] = odds[PATH_ODDS_AT + node]
-    depth, resumed = scratch[spot + SPOT_DEPTH], scratch[spot + SPOT_RESUMED]
+    depth = scratch[spot + SPOT_DEPTH]
+    resumed = _without_waiting(record, scratch[spot + SPOT_RESUMED], depth)
     scratch[BEGINS_FIELD] = _begins_field(sources[OWN], scratch, odds, node)
     for _ in range(_MAX_GROUPS):
         source = _longest_source(scratch)
@@ -291,6 +296,14 @@ def _longest_source(scratch: Scratch) -> int:
 
 
 @compiled
+def _without_waiting(record: Record, resumed: int, depth: int) -> int:
+    for number in range(record[NUM_RESUMED]):
+        if resumed_depth(record, number, depth) < 0:
+            resumed &= ~(1 << number)
+    return resumed
+
+
+@compiled
 def _next_resumption(resumed: int) -> int:
     number = 0
     while resumed >> number:
@@ -303,7 +316,13 @@ def _next_resumption(resumed: int) -> int:
 @compiled
 def _length_to_precede(record: Record, number: int, depth: int) -> int:
     """Return from which length on a context is a better guess than where the copy goes on."""
-    if record[NUM_DIFFERENT] > 0 or record[RESUMED_HOW + number] >= AT_FIELD_END:
+    if record[RESUMED_HOW + number] >= AT_FIELD_END:
+        behind = resumed_depth(record, number, depth)
+        if behind > 0:
+            return _MIN_GUESSED_LENGTH + behind
+        # Shorter contexts are of the field alone.
+        return max(record[FIELD_LENGTH], _MIN_GUESSED_LENGTH) + depth
+    if record[NUM_DIFFERENT] > 0:
         return _MIN_GUESSED_LENGTH + depth
     return 2 * (record[NUM_AGREED] + depth) + 4
 

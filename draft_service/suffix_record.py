@@ -24,7 +24,7 @@ NUM_AGREED: Final = 2
 """Tokens for which the copy has agreed with its source without a difference."""
 NUM_RESUMED: Final = 3
 """Positions at which the copy may go on, and behind them how each was found (``Resumption``)."""
-MAX_RESUMED: Final = 4
+MAX_RESUMED: Final = 5
 RESUMED_AT: Final = 4
 RESUMED_HOW: Final = RESUMED_AT + MAX_RESUMED
 

@@ -7,8 +7,9 @@ multiply-adds over the inputs, first to last: its bits depend on its row and its
 on the other rows, the tile that it was computed in, or the thread.
 
 The blocking is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
-(2008): tiles of 6 rows by 16 outputs, whose sums fill the registers of AVX2. One or two rows that
-are left take two panels side by side: with one, every sum would wait for its last addition.
+(2008): tiles of rows by 16 outputs, with as many rows as there are registers for their sums, since
+every tile converts the weights anew. One or two rows that are left take two panels side by side:
+with one, every sum would wait for its last addition.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from verify_service.targets.team_tasks import array_at, take
 PANEL: Final = 16
 """Outputs that lie side by side."""
 
-_TILE_ROWS: Final = 6
+_TILE_ROWS, _MOST_ROWS = (8, 12) if binding.get_host_cpu_features().get("avx512f") else (6, 6)
+"""Rows of a tile, and the most that one takes where there are no others. AVX512 has registers for
+12 and more, but rows whose width is a multiple of 1024 share the 8 places of a cache line."""
 _WIDE_ROWS: Final = 2
 _WIDE_PANELS: Final = 2
-_GROUP_ROWS: Final = 60
+_GROUP_ROWS: Final = 64 // _TILE_ROWS * _TILE_ROWS
 """Rows that one pass over a panel serves; more of them would not stay in the cache."""
 
 _WEIGHT_BYTES: Final = 2
@@ -59,7 +62,7 @@ _REALS: Final = ir.VectorType(_REAL, PANEL)
 _HALVES: Final = ir.VectorType(ir.HalfType(), PANEL)
 _NO_REALS: Final = ir.Constant(_REALS, ir.Undefined)
 
-Tile = Callable[[int, int, int, int, int, int, int, int], None]
+Tile = Callable[[int, int, int, int, int, int, int, int, int], None]
 
 
 def converts_fp16() -> bool:
@@ -69,11 +72,12 @@ def converts_fp16() -> bool:
     return not on_x86 or all(features.get(name) for name in ("f16c", "fma", "avx2"))
 
 
-def _tile_of(num_rows: int, num_panels: int = 1) -> Tile:
-    """Return the product of some rows with panels side by side, for compiled code to call."""
+def _tiles_of(max_rows: int, num_panels: int = 1) -> Tile:
+    """Return the product of 1 to ``max_rows`` rows with panels side by side, for compiled code."""
 
     def tile(
         _context: object,
+        num_rows: Any,
         rows: Any,
         weights: Any,
         depth: Any,
@@ -84,13 +88,28 @@ def _tile_of(num_rows: int, num_panels: int = 1) -> Tile:
         ahead_step: Any,
     ) -> tuple[Any, Callable[..., Any]]:
         def generate(context: Any, builder: Any, _signature: object, values: Any) -> Any:
-            _write_tile(builder, num_rows, num_panels, *values)
+            _write_choice(builder, max_rows, num_panels, *values)
             return context.get_dummy_value()
 
-        kinds = (rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
+        kinds = (num_rows, rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
         return types.void(*kinds), generate
 
     return cast(Tile, intrinsic(tile))
+
+
+def _write_choice(
+    builder: Any, max_rows: int, num_panels: int, num_rows: Any, *values: Any
+) -> None:
+    """Generate a loop for each number of rows; beyond ``max_rows`` nothing is done."""
+    end = builder.append_basic_block("end")
+    choice = builder.switch(num_rows, end)
+    for count in range(1, max_rows + 1):
+        block = builder.append_basic_block(f"rows{count}")
+        choice.add_case(_INT64(count), block)
+        builder.position_at_end(block)
+        _write_tile(builder, count, num_panels, *values)
+        builder.branch(end)
+    builder.position_at_end(end)
 
 
 def _write_tile(
@@ -149,8 +168,7 @@ def _broadcast(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(first, _NO_REALS, lanes)
 
 
-_one, _two, _three, _four, _five, _six = (_tile_of(count) for count in range(1, _TILE_ROWS + 1))
-_wide_one, _wide_two = (_tile_of(count, _WIDE_PANELS) for count in range(1, _WIDE_ROWS + 1))
+_narrow_tile, _wide_tile = _tiles_of(_MOST_ROWS), _tiles_of(_WIDE_ROWS, _WIDE_PANELS)
 _part = partial(compiled_part, _nrt=False)
 
 
@@ -168,22 +186,9 @@ def _multiply_tile(
     ahead_step: int,
 ) -> None:
     if num_panels == _WIDE_PANELS:
-        if num_rows == 1:
-            _wide_one(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
-        else:
-            _wide_two(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
-    elif num_rows == 1:
-        _one(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
-    elif num_rows == 2:
-        _two(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
-    elif num_rows == 3:
-        _three(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
-    elif num_rows == 4:
-        _four(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
-    elif num_rows == 5:
-        _five(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
+        _wide_tile(num_rows, rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
     else:
-        _six(rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
+        _narrow_tile(num_rows, rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
 
 
 @_part
@@ -192,18 +197,20 @@ def _multiply_panels(task: Any, panel: int, num_panels: int, first: int, last: i
     depth = task[DEPTH]
     panel_bytes = depth * PANEL * _WEIGHT_BYTES
     out_stride = task[NUM_PANELS] * PANEL * _REAL_BYTES
-    rest = (last - first) % _TILE_ROWS
+    num_rows = last - first
+    tile_rows = num_rows if _WIDE_ROWS < num_rows <= _MOST_ROWS else _TILE_ROWS
+    rest = num_rows % tile_rows
     num_wide = int(num_panels == _WIDE_PANELS and 0 < rest <= _WIDE_ROWS)
-    num_narrow = ((last - first + _TILE_ROWS - 1) // _TILE_ROWS - num_wide) * num_panels
+    num_narrow = ((num_rows + tile_rows - 1) // tile_rows - num_wide) * num_panels
     ahead_step = num_panels * PANEL * _WEIGHT_BYTES // (num_narrow + num_wide)
     ahead = task[WEIGHTS] + (panel + num_panels) * panel_bytes
     for tile in range(num_narrow + num_wide):
-        row = first + tile // num_panels * _TILE_ROWS
+        row = first + tile // num_panels * tile_rows
         taken = panel + tile % num_panels * int(tile < num_narrow)
         place = taken * PANEL * _REAL_BYTES
         _multiply_tile(
             1 if tile < num_narrow else _WIDE_PANELS,
-            min(_TILE_ROWS, last - row),
+            min(tile_rows, last - row),
             task[ROWS] + row * depth * _REAL_BYTES,
             task[WEIGHTS] + taken * panel_bytes,
             depth,
