@@ -42,7 +42,9 @@ def test_product_of_any_shape_is_that_of_double_precision(
     torch.testing.assert_close(product.double(), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("num_rows", [1, 5, 6, 7, 8, 13, 59, 60, 61, 125])
+@pytest.mark.parametrize(
+    "num_rows", [1, 5, 6, 7, 8, 9, 10, 12, 13, 14, 16, 17, 59, 60, 61, 63, 64, 65, 66, 125, 131]
+)
 def test_rows_come_out_the_same_on_one_thread_and_on_several(num_rows: int) -> None:
     """B004: the tile, the group and the thread that computes a row change no bit of it."""
     layer, rows = PackedLinear(weights(*LARGE), None), values(num_rows, LARGE[1])

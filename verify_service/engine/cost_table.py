@@ -31,6 +31,11 @@ EXPLORED_ROWS = 8
 CONTEXT_BUCKET_EDGES = tuple(256 * 2**doubling for doubling in range(13))
 """256 tokens to a million: all sequences of a step together."""
 
+SETTLED_COUNT = 16
+"""Measurements after which one more moves a mean by little."""
+READ_EVERY = 8
+"""Steps of settled means after which the curve is made anew; making it costs 1 % of a fast step."""
+
 MOST_TRUST = 12.0
 """A mean counts as this many measurements at most."""
 TRUST_HALF_LIFE = 512
@@ -73,6 +78,8 @@ class CostTable:
         self._is_seeding = False
         self._points: dict[int, _Points] = {}
         self._curves: dict[int, Curve] = {}
+        self._num_unread = 0
+        """Steps recorded since the curves were made."""
 
     def record(self, num_rows: int, context_tokens: int, seconds: float) -> None:
         """Learn from one step without prefill; steps too short for the clock tell nothing."""
@@ -91,8 +98,11 @@ class CostTable:
             clamped = min(seconds, known.seconds * CLAMP)
             known.seconds += max(MIN_WEIGHT, 1 / known.count) * (clamped - known.seconds)
             known.measured_at = self._num_steps
-        self._points.pop(bucket, None)
-        self._curves.clear()  # Other buckets may have borrowed from this one.
+        self._num_unread += 1
+        if known is None or known.count <= SETTLED_COUNT or self._num_unread >= READ_EVERY:
+            self._num_unread = 0
+            self._points.clear()
+            self._curves.clear()
 
     @contextmanager
     def seeding(self) -> Iterator[None]:

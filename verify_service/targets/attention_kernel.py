@@ -8,6 +8,7 @@ it and whatever rows stand beside it, so that its bits depend on nothing else (s
 from __future__ import annotations
 
 import ctypes
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +16,9 @@ import numpy as np
 import torch
 
 from paceline.compiled_code import code_folder, compiled_callback
-from verify_service.targets import row_kernels, team_tasks
+from verify_service.targets import attention_tiles, row_kernels, team_tasks, vector_code
 from verify_service.targets.attention_step import ScoreArithmetic
+from verify_service.targets.attention_tiles import HEADS
 from verify_service.targets.row_kernels import (
     CONTEXT_LEN,
     FIRST_KEY,
@@ -34,6 +36,7 @@ from verify_service.targets.row_kernels import (
 )
 from verify_service.targets.team_tasks import array_at, integers_at, reals_at, take
 from verify_service.targets.thread_team import run_on_team
+from verify_service.targets.vector_code import LANES
 
 (
     _NEXT,
@@ -61,42 +64,40 @@ _Scalars = ctypes.c_float * 2
 
 
 @part
-def _write_scores(
-    queries: Reals, keys: Reals, slots: Integers, group: int, scaling: float, scores: Reals
-) -> None:
+def _write_scores(queries: Reals, keys: Reals, slots: Integers, group: int, scores: Reals) -> None:
     """Write the products of the queries of one key head with all keys of a path."""
-    dim = queries.shape[1]
-    count = scores.shape[0]
-    num_paired = count // 4 * 4
-    for h in range(0, num_paired, 4):
-        a, b, c, d = queries[h], queries[h + 1], queries[h + 2], queries[h + 3]
-        for j in range(slots.shape[0]):
-            key = keys[slots[j], group]
-            sum_a = sum_b = sum_c = sum_d = ZERO
-            for i in range(dim):
-                x = key[i]
-                sum_a += a[i] * x
-                sum_b += b[i] * x
-                sum_c += c[i] * x
-                sum_d += d[i] * x
-            scores[h, j] = sum_a * scaling
-            scores[h + 1, j] = sum_b * scaling
-            scores[h + 2, j] = sum_c * scaling
-            scores[h + 3, j] = sum_d * scaling
-    for h in range(num_paired, count):
-        query = queries[h]
-        for j in range(slots.shape[0]):
-            key = keys[slots[j], group]
-            total = ZERO
-            for i in range(dim):
-                total += query[i] * key[i]
-            scores[h, j] = total * scaling
+    num_heads, dim = queries.shape
+    if dim % LANES:
+        _write_scores_singly(queries, keys, slots, group, scores)
+        return
+    for h in range(0, num_heads, HEADS):
+        attention_tiles.write_scores(
+            min(num_heads - h, HEADS),
+            *(queries.strides[0], scores.strides[0]),
+            *(queries[h].ctypes.data, dim // LANES),
+            *(keys[0, group].ctypes.data, keys.strides[0]),
+            *(slots.ctypes.data, slots.shape[0], scores[h].ctypes.data),
+        )
 
 
 @part
-def _to_weights(scores: Reals, softcap: float) -> None:
-    """Turn the scores of one query into weights that add up to 1; ``softcap`` 0 caps nothing."""
+def _write_scores_singly(
+    queries: Reals, keys: Reals, slots: Integers, group: int, scores: Reals
+) -> None:
+    for h in range(scores.shape[0]):
+        for j in range(slots.shape[0]):
+            total = ZERO
+            for i in range(queries.shape[1]):
+                total += queries[h, i] * keys[slots[j], group, i]
+            scores[h, j] = total
+
+
+@part
+def _to_weights(scores: Reals, scaling: float, softcap: float) -> None:
+    """Turn the products of one query into weights that add up to 1; ``softcap`` 0 caps nothing."""
     count = scores.shape[0]
+    for j in range(count):
+        scores[j] *= scaling
     if softcap > ZERO:
         for j in range(count):
             scores[j] = softcap * (ONE - TWO / (ONE + exp(TWO * scores[j] / softcap)))
@@ -116,24 +117,29 @@ def _to_weights(scores: Reals, softcap: float) -> None:
 @part
 def _write_sums(weights: Reals, values: Reals, slots: Integers, group: int, out: Reals) -> None:
     """Write the weighted sums of the values of a path, for the queries of one key head."""
-    dim = out.shape[1]
-    num_keys = slots.shape[0]
+    num_heads, dim = out.shape
+    if dim % LANES:
+        _write_sums_singly(weights, values, slots, group, out)
+        return
+    for h in range(0, num_heads, HEADS):
+        attention_tiles.write_sums(
+            min(num_heads - h, HEADS),
+            *(out.strides[0], weights.strides[0]),
+            *(out[h].ctypes.data, dim // LANES),
+            *(values[0, group].ctypes.data, values.strides[0]),
+            *(slots.ctypes.data, slots.shape[0], weights[h].ctypes.data),
+        )
+
+
+@part
+def _write_sums_singly(
+    weights: Reals, values: Reals, slots: Integers, group: int, out: Reals
+) -> None:
     out[:] = ZERO
-    num_paired = num_keys // 4 * 4
-    for j in range(0, num_paired, 4):
-        a, b = values[slots[j], group], values[slots[j + 1], group]
-        c, d = values[slots[j + 2], group], values[slots[j + 3], group]
+    for j in range(slots.shape[0]):
         for h in range(out.shape[0]):
-            weight, result = weights[h], out[h]
-            of_a, of_b, of_c, of_d = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
-            for i in range(dim):
-                result[i] += of_a * a[i] + of_b * b[i] + of_c * c[i] + of_d * d[i]
-    for j in range(num_paired, num_keys):
-        value = values[slots[j], group]
-        for h in range(out.shape[0]):
-            share, result = weights[h, j], out[h]
-            for i in range(dim):
-                result[i] += share * value[i]
+            for i in range(out.shape[1]):
+                out[h, i] += weights[h, j] * values[slots[j], group, i]
 
 
 @part
@@ -182,16 +188,19 @@ def _attend(address: Any) -> None:
         slots, weights = path[:count], scores[:, :count]
         for group in range(task[_NUM_KV_HEADS]):
             first = group * size
-            _write_scores(queries[row, first : first + size], keys, slots, group, scaling, weights)
+            _write_scores(queries[row, first : first + size], keys, slots, group, weights)
             for h in range(size):
-                _to_weights(scores[h, :count], softcap)
+                _to_weights(scores[h, :count], scaling, softcap)
             _write_sums(weights, values, slots, group, out[row, first : first + size])
         row = take(task.ctypes.data, 1)
 
 
 _attend_in_parts: Final = compiled_callback(
     _attend,
-    code_folder([Path(__file__), Path(row_kernels.__file__), Path(team_tasks.__file__)]),
+    code_folder(
+        Path(str(module.__file__))
+        for module in (sys.modules[__name__], attention_tiles, row_kernels, team_tasks, vector_code)
+    ),
     team_tasks.SIGNATURE,
 )
 

@@ -24,13 +24,26 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from paceline.compiled_code import code_folder, compiled_callback, compiled_part, write_prefetch
-from verify_service.targets import team_tasks
+from verify_service.targets import team_tasks, vector_code
 from verify_service.targets.team_tasks import array_at, take
+from verify_service.targets.vector_code import (
+    INT64,
+    LANES,
+    REAL,
+    REAL_BYTES,
+    REALS,
+    broadcast,
+    choose_count,
+    code,
+    has_avx512,
+    multiply_add,
+    pointers,
+)
 
-PANEL: Final = 16
+PANEL: Final = LANES
 """Outputs that lie side by side."""
 
-_TILE_ROWS, _MOST_ROWS = (8, 12) if binding.get_host_cpu_features().get("avx512f") else (6, 6)
+_TILE_ROWS, _MOST_ROWS = (8, 12) if has_avx512 else (6, 6)
 """Rows of a tile, and the most that one takes where there are no others. AVX512 has registers for
 12 and more, but rows whose width is a multiple of 1024 share the 8 places of a cache line."""
 _WIDE_ROWS: Final = 2
@@ -39,7 +52,6 @@ _GROUP_ROWS: Final = 64 // _TILE_ROWS * _TILE_ROWS
 """Rows that one pass over a panel serves; more of them would not stay in the cache."""
 
 _WEIGHT_BYTES: Final = 2
-_REAL_BYTES: Final = 4
 
 NEXT, NUM_PANELS, CHUNK, NUM_ROWS, DEPTH, ROWS, WEIGHTS, BIAS, OUT = range(9)
 TASK_FIELDS: Final = 9
@@ -53,14 +65,10 @@ rows (float32, [NUM_ROWS, DEPTH]), weights (fp16, [NUM_PANELS, DEPTH, PANEL]), b
 the weights aligned to 32 bytes.
 """
 
-_code: Final[Any] = cgutils
-_FOLDER: Final = code_folder([Path(__file__), Path(team_tasks.__file__)])
-_INT64: Final = ir.IntType(64)
-_INT32: Final = ir.IntType(32)
-_REAL: Final = ir.FloatType()
-_REALS: Final = ir.VectorType(_REAL, PANEL)
+_FOLDER: Final = code_folder(
+    [Path(__file__), Path(team_tasks.__file__), Path(vector_code.__file__)]
+)
 _HALVES: Final = ir.VectorType(ir.HalfType(), PANEL)
-_NO_REALS: Final = ir.Constant(_REALS, ir.Undefined)
 
 Tile = Callable[[int, int, int, int, int, int, int, int, int], None]
 
@@ -88,28 +96,16 @@ def _tiles_of(max_rows: int, num_panels: int = 1) -> Tile:
         ahead_step: Any,
     ) -> tuple[Any, Callable[..., Any]]:
         def generate(context: Any, builder: Any, _signature: object, values: Any) -> Any:
-            _write_choice(builder, max_rows, num_panels, *values)
+            def write(count: int) -> None:
+                _write_tile(builder, count, num_panels, *values[1:])
+
+            choose_count(builder, values[0], max_rows, write)
             return context.get_dummy_value()
 
         kinds = (num_rows, rows, weights, depth, bias, out, out_stride, ahead, ahead_step)
         return types.void(*kinds), generate
 
     return cast(Tile, intrinsic(tile))
-
-
-def _write_choice(
-    builder: Any, max_rows: int, num_panels: int, num_rows: Any, *values: Any
-) -> None:
-    """Generate a loop for each number of rows; beyond ``max_rows`` nothing is done."""
-    end = builder.append_basic_block("end")
-    choice = builder.switch(num_rows, end)
-    for count in range(1, max_rows + 1):
-        block = builder.append_basic_block(f"rows{count}")
-        choice.add_case(_INT64(count), block)
-        builder.position_at_end(block)
-        _write_tile(builder, count, num_panels, *values)
-        builder.branch(end)
-    builder.position_at_end(end)
 
 
 def _write_tile(
@@ -127,45 +123,31 @@ def _write_tile(
 ) -> None:
     """Generate the loop over the inputs, with all sums in registers."""
     starts = [
-        builder.load(pointer, align=_REAL_BYTES)
-        for pointer in _pointers(builder, bias, num_panels, _INT64(PANEL * _REAL_BYTES), _REALS)
+        builder.load(pointer, align=REAL_BYTES)
+        for pointer in pointers(builder, bias, num_panels, INT64(PANEL * REAL_BYTES), REALS)
     ]
-    sums = [[_code.alloca_once_value(builder, start) for start in starts] for _ in range(num_rows)]
-    row_bytes = builder.mul(depth, _INT64(_REAL_BYTES))
-    panel_bytes = builder.mul(depth, _INT64(PANEL * _WEIGHT_BYTES))
-    row_pointers = _pointers(builder, rows, num_rows, row_bytes, _REAL)
-    panels = _pointers(builder, weights, num_panels, panel_bytes, _HALVES)
-    kind = ir.FunctionType(_REALS, [_REALS, _REALS, _REALS])
-    multiply_add = _code.get_or_insert_function(builder.module, kind, f"llvm.fma.v{PANEL}f32")
-    with _code.for_range(builder, depth) as loop:
+    sums = [[code.alloca_once_value(builder, start) for start in starts] for _ in range(num_rows)]
+    row_bytes = builder.mul(depth, INT64(REAL_BYTES))
+    panel_bytes = builder.mul(depth, INT64(PANEL * _WEIGHT_BYTES))
+    row_pointers = pointers(builder, rows, num_rows, row_bytes, REAL)
+    panels = pointers(builder, weights, num_panels, panel_bytes, _HALVES)
+    with code.for_range(builder, depth) as loop:
         next_address = builder.add(ahead, builder.mul(loop.index, ahead_step))
         next_bytes = builder.inttoptr(next_address, cgutils.voidptr_t)
         write_prefetch(builder, next_bytes, level=2)
         places = [builder.gep(panel, [loop.index]) for panel in panels]
         halves = [builder.load(place, align=PANEL * _WEIGHT_BYTES) for place in places]
-        factors = [builder.fpext(half, _REALS) for half in halves]
+        factors = [builder.fpext(half, REALS) for half in halves]
         for pointer, totals in zip(row_pointers, sums, strict=True):
-            value = _broadcast(builder, builder.load(builder.gep(pointer, [loop.index])))
+            value = broadcast(builder, builder.load(builder.gep(pointer, [loop.index])))
             for factor, total in zip(factors, totals, strict=True):
-                added = builder.call(multiply_add, [value, factor, builder.load(total)])
-                builder.store(added, total)
+                former = builder.load(total)
+                builder.store(multiply_add(builder, value, factor, former, is_exact=True), total)
     for r, totals in enumerate(sums):
-        address = builder.add(out, builder.mul(out_stride, _INT64(r)))
-        places = _pointers(builder, address, num_panels, _INT64(PANEL * _REAL_BYTES), _REALS)
+        address = builder.add(out, builder.mul(out_stride, INT64(r)))
+        places = pointers(builder, address, num_panels, INT64(PANEL * REAL_BYTES), REALS)
         for place, total in zip(places, totals, strict=True):
-            builder.store(builder.load(total), place, align=_REAL_BYTES)
-
-
-def _pointers(builder: Any, address: Any, count: int, step: Any, kind: Any) -> list[Any]:
-    """Return pointers to values that lie ``step`` bytes apart."""
-    offsets = [builder.mul(step, _INT64(index)) for index in range(count)]
-    return [builder.inttoptr(builder.add(address, offset), kind.as_pointer()) for offset in offsets]
-
-
-def _broadcast(builder: Any, value: Any) -> Any:
-    first = builder.insert_element(_NO_REALS, value, _INT32(0))
-    lanes = ir.Constant(ir.VectorType(_INT32, PANEL), [0] * PANEL)
-    return builder.shuffle_vector(first, _NO_REALS, lanes)
+            builder.store(builder.load(total), place, align=REAL_BYTES)
 
 
 _narrow_tile, _wide_tile = _tiles_of(_MOST_ROWS), _tiles_of(_WIDE_ROWS, _WIDE_PANELS)
@@ -196,7 +178,7 @@ def _multiply_panels(task: Any, panel: int, num_panels: int, first: int, last: i
     """Multiply rows with panels side by side, one or two, loading the next ones meanwhile."""
     depth = task[DEPTH]
     panel_bytes = depth * PANEL * _WEIGHT_BYTES
-    out_stride = task[NUM_PANELS] * PANEL * _REAL_BYTES
+    out_stride = task[NUM_PANELS] * PANEL * REAL_BYTES
     num_rows = last - first
     tile_rows = num_rows if _WIDE_ROWS < num_rows <= _MOST_ROWS else _TILE_ROWS
     rest = num_rows % tile_rows
@@ -207,11 +189,11 @@ def _multiply_panels(task: Any, panel: int, num_panels: int, first: int, last: i
     for tile in range(num_narrow + num_wide):
         row = first + tile // num_panels * tile_rows
         taken = panel + tile % num_panels * int(tile < num_narrow)
-        place = taken * PANEL * _REAL_BYTES
+        place = taken * PANEL * REAL_BYTES
         _multiply_tile(
             1 if tile < num_narrow else _WIDE_PANELS,
             min(tile_rows, last - row),
-            task[ROWS] + row * depth * _REAL_BYTES,
+            task[ROWS] + row * depth * REAL_BYTES,
             task[WEIGHTS] + taken * panel_bytes,
             depth,
             task[BIAS] + place,
