@@ -9,7 +9,7 @@ from tests.doubles.suffix_sessions import LIMITS, probability, session_over
 
 pytestmark = pytest.mark.timeout(300)  # the first test may compile
 
-NAME, END = [10, 11, 12], [20, 21]
+NAME, END, TAIL = [10, 11, 12], [20, 21], [40, 41]
 
 
 def records(*values: list[int]) -> list[int]:
@@ -122,3 +122,33 @@ def test_a_long_copy_goes_on_through_fields_that_differ_elsewhere() -> None:
     session = session_over([*text, *text[: text.index(104)]])
 
     assert probability(session.propose(LIMITS).tree, 104) > 0.8
+
+
+def notes(*values: list[int]) -> list[int]:
+    """Return notes, in which something else follows each value, with the record of each but one."""
+    texts = [
+        [*(30 + number, *value), *TAIL, *NAME, *value, *END] for number, value in enumerate(values)
+    ]
+    texts[-1] = texts[-1][: -len(values[-1]) - len(END)]
+    return [token_id for text in texts for token_id in text]
+
+
+def test_a_value_that_is_copied_from_elsewhere_ends_where_its_field_ends() -> None:
+    """What follows the value in the text that the record is made of does not follow it here."""
+    value = [107, 108, 109]
+    session = session_over(notes([101, 102, 103], [104, 105, 106], value))
+
+    session.commit(0, value[:1])
+    tree = session.propose(LIMITS).tree
+
+    inside = probability_behind(tree, value[1:], TAIL[0])
+    assert probability_behind(tree, value[1:], END[0]) > max(inside, 0.4)
+
+
+def test_a_field_does_not_end_within_a_value_that_was_copied() -> None:
+    """Its tokens stand in the text and in the record: as often as there were fields."""
+    session = session_over([*notes([101, 102, 103], [104, 105, 106], [107, 108])])
+
+    session.commit(0, [999, 998, 997])
+
+    assert probability(session.propose(LIMITS).tree, END[0]) > 0.3
