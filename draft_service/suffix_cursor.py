@@ -47,6 +47,8 @@ _MAX_DIFFERENT: Final = 12
 """After so many tokens that are not in the source the copy has ended."""
 _MAX_GAP: Final = 24
 """The copy may leave out so many tokens of its source."""
+_MAX_LEFT_OUT: Final = 4
+"""So many may be left out within a field that is copied but for them."""
 
 
 class Resumption(IntEnum):
@@ -148,14 +150,23 @@ def _matching_length(memory: Memory, position: int) -> int:
 def find_resumptions(record: Record, memory: Memory) -> None:
     """Note at which positions the copy, or the record, may go on, the likeliest first."""
     record[NUM_RESUMED] = 0
-    end = field_end(record, memory)
-    is_of_field = end != NOWHERE and record[NUM_AGREED] <= record[FIELD_LENGTH]
-    if is_of_field:  # only the field is copied: what follows it there does not follow it here
+    position, end = record[POSITION], field_end(record, memory)
+    goes_first = end != NOWHERE and _goes_first(record, memory, position, end)
+    if goes_first:
         _find_field_end(record, end)
-    if record[POSITION] != NOWHERE:
-        _find_copied(record, memory, record[POSITION])
-    if end != NOWHERE and not is_of_field:
+    if position != NOWHERE:
+        _find_copied(record, memory, position)
+    if end != NOWHERE and not goes_first:
         _find_field_end(record, end)
+
+
+@compiled
+def _goes_first(record: Record, memory: Memory, position: int, end: int) -> bool:
+    """Return whether a field's end is likelier than that its copy goes on at a position."""
+    if position == NOWHERE or record[NUM_DIFFERENT] == 0:
+        # The field alone is copied: what follows it there does not follow it here.
+        return record[NUM_AGREED] <= record[FIELD_LENGTH]
+    return _behind_latest(memory, position, min(position + _MAX_LEFT_OUT, end)) == NOWHERE
 
 
 @compiled
@@ -180,13 +191,22 @@ def _find_copied(record: Record, memory: Memory, position: int) -> None:
     if record[NUM_DIFFERENT] == 0:
         _note(record, position, _IN_PLACE)
         return
-    latest = text_token(memory, memory[NUM_TOKENS] - 1)
-    for skipped in range(position, min(position + _MAX_GAP, memory[NUM_TOKENS] - 1)):
-        if text_token(memory, skipped) == latest:
-            _note(record, skipped + 1, _AFTER_GAP)
-            break
+    last = min(position + _MAX_GAP, memory[NUM_TOKENS] - 1)
+    behind_gap = _behind_latest(memory, position, last)
+    if behind_gap != NOWHERE:
+        _note(record, behind_gap, _AFTER_GAP)
     _note(record, position + 1, _AFTER_ONE)
     _note(record, position, _IN_PLACE)
+
+
+@compiled
+def _behind_latest(memory: Memory, first: int, last: int) -> int:
+    """Return the position behind the next occurrence of the latest token, or ``NOWHERE``."""
+    latest = text_token(memory, memory[NUM_TOKENS] - 1)
+    for position in range(first, last):
+        if text_token(memory, position) == latest:
+            return position + 1
+    return NOWHERE
 
 
 @compiled

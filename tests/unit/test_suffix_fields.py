@@ -152,3 +152,15 @@ def test_a_field_does_not_end_within_a_value_that_was_copied() -> None:
     session.commit(0, [999, 998, 997])
 
     assert probability(session.propose(LIMITS).tree, END[0]) > 0.3
+
+
+def test_a_copy_of_records_goes_on_behind_a_token_that_was_left_out_of_a_value() -> None:
+    values = [[100 + 10 * number + place for place in range(5)] for number in range(4)]
+    source = records(*values)
+    session = session_over([7], source)
+    before = source.index(values[3][0])
+
+    session.commit(0, [*source[: before + 1], *values[3][2:3]])
+    tree = session.propose(LIMITS).tree
+
+    assert probability(tree, values[3][3]) > 8 * probability(tree, END[0])
