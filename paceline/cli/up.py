@@ -16,7 +16,12 @@ from paceline.cli.address import DEFAULT_ADDRESS, bindable_address
 from paceline.cli.line import LOCAL_DRAFTERS, MODEL_DRAFTERS, NO_DRAFTER, Line, LinePlan
 from paceline.cli.model_source import converted_gguf, demo_model, draft_model, model_folder
 from paceline.cli.terminal import say
-from paceline.errors import ConfigurationError, PacelineError
+from paceline.errors import (
+    ConfigurationError,
+    PacelineError,
+    PermissionDenied,
+    Unauthenticated,
+)
 from paceline.events import DraftPool
 from paceline.installed_drafters import installed_drafters
 from paceline.serving import termination_signal
@@ -100,8 +105,7 @@ async def _serve(options: argparse.Namespace) -> None:
     say(f"starting the line; logs: {plan.log_folder}")
     async with Line(plan) as line:
         say(f"ready at {line.address} after {time.monotonic() - begun:.0f} s")
-        pool = await line.draft_pool() if plan.pool else None
-        say(drafting_status(plan, pool))
+        pool = await _told_drafting(line)
         flag = "" if line.address == DEFAULT_ADDRESS else f" --address {line.address}"
         say(f'try: paceline generate{flag} --stats "def fibonacci(n):"')
         telling = asyncio.create_task(_tell_when_drafting(line, pool))
@@ -109,6 +113,17 @@ async def _serve(options: argparse.Namespace) -> None:
             await line.until_broken()
         finally:
             telling.cancel()
+
+
+async def _told_drafting(line: Line) -> DraftPool | None:
+    """Say whether the line drafts; return the pool as far as the gateway tells."""
+    try:
+        pool = await line.draft_pool() if line.plan.pool else None
+    except (Unauthenticated, PermissionDenied):
+        say("serving those who have a key; with one, paceline doctor tells whether drafts come")
+        return None
+    say(drafting_status(line.plan, pool))
+    return pool
 
 
 async def _tell_when_drafting(line: Line, pool: DraftPool | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
 import signal
@@ -148,3 +149,17 @@ async def _generated(command: UpCommand) -> tuple[int, ...]:
 async def _generation(command: UpCommand) -> paceline.Generation:
     async with paceline.AsyncClient(command.address) as client:
         return await client.generate("def add(a, b):", max_tokens=24, temperature=0)
+
+
+async def test_line_whose_gateway_asks_for_keys_serves_those_who_have_one(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    digest = hashlib.sha256(b"key-of-the-test-line").hexdigest()
+    keys.write_text(f"keys:\n  - {{id: one, sha256: {digest}, tenant: team}}\n", encoding="utf-8")
+
+    async with up(tmp_path, *TINY, "--gateway-args", f"--api-keys {keys}") as command:
+        await command.says("ready at")
+        await command.says("serving those who have a key")
+        async with paceline.AsyncClient(command.address, api_key="key-of-the-test-line") as client:
+            result = await client.generate("One, two,", max_tokens=4)
+
+    assert result.text
