@@ -64,7 +64,9 @@ _Scalars = ctypes.c_float * 2
 
 
 @part
-def _write_scores(queries: Reals, keys: Reals, slots: Integers, group: int, scores: Reals) -> None:
+def _write_scores(
+    queries: Reals, keys: Reals, slots: Integers, group: int, scores: Reals, value_distance: int
+) -> None:
     """Write the products of the queries of one key head with all keys of a path."""
     num_heads, dim = queries.shape
     if dim % LANES:
@@ -77,6 +79,7 @@ def _write_scores(queries: Reals, keys: Reals, slots: Integers, group: int, scor
             *(queries[h].ctypes.data, dim // LANES),
             *(keys[0, group].ctypes.data, keys.strides[0]),
             *(slots.ctypes.data, slots.shape[0], scores[h].ctypes.data),
+            value_distance,
         )
 
 
@@ -128,6 +131,7 @@ def _write_sums(weights: Reals, values: Reals, slots: Integers, group: int, out:
             *(out[h].ctypes.data, dim // LANES),
             *(values[0, group].ctypes.data, values.strides[0]),
             *(slots.ctypes.data, slots.shape[0], weights[h].ctypes.data),
+            0,
         )
 
 
@@ -188,7 +192,8 @@ def _attend(address: Any) -> None:
         slots, weights = path[:count], scores[:, :count]
         for group in range(task[_NUM_KV_HEADS]):
             first = group * size
-            _write_scores(queries[row, first : first + size], keys, slots, group, weights)
+            of_group = queries[row, first : first + size]
+            _write_scores(of_group, keys, slots, group, weights, task[_VALUES] - task[_KEYS])
             for h in range(size):
                 _to_weights(scores[h, :count], scaling, softcap)
             _write_sums(weights, values, slots, group, out[row, first : first + size])

@@ -15,6 +15,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from paceline.compiled_code import write_prefetch
 from verify_service.targets.vector_code import (
     INT64,
     LANES,
@@ -40,12 +41,13 @@ _SLOT_BYTES: Final = 8
 _VECTOR_BYTES: Final = LANES * REAL_BYTES
 _NOTHING: Final = ir.Constant(REALS, [0.0] * LANES)
 
-Product = Callable[[int, int, int, int, int, int, int, int, int, int], None]
+Product = Callable[[int, int, int, int, int, int, int, int, int, int, int], None]
 """
 Of 1 to ``HEADS`` queries, each with a row of scores: how many there are; the bytes from one query
 to the next and from one row to the next; the address of the first query's vectors, and how many
 there are of a query, a key or a value; where those of slot 0 would lie, and the bytes of a slot;
-the address of the path's slots, int64, and how many there are; and the address of the first row.
+the address of the path's slots, int64, and how many there are; the address of the first row; and
+for scores the bytes from a key to the value of its slot, which is fetched into the cache meanwhile.
 """
 
 
@@ -61,6 +63,7 @@ class _Path(NamedTuple):
     slots: Any
     num_slots: Any
     rows: Any
+    value_distance: Any
 
 
 def _product(write: Callable[[Any, int, _Path], None]) -> Product:
@@ -76,6 +79,7 @@ def _product(write: Callable[[Any, int, _Path], None]) -> Product:
         slots: Any,
         num_slots: Any,
         rows: Any,
+        value_distance: Any,
     ) -> tuple[Any, Callable[..., Any]]:
         def generate(context: Any, builder: Any, _signature: object, arguments: Any) -> Any:
             count, *others = arguments
@@ -84,7 +88,8 @@ def _product(write: Callable[[Any, int, _Path], None]) -> Product:
             return context.get_dummy_value()
 
         kinds = (num_heads, query_bytes, row_bytes, queries, num_vectors)
-        return types.void(*kinds, values, slot_bytes, slots, num_slots, rows), generate
+        others = (values, slot_bytes, slots, num_slots, rows, value_distance)
+        return types.void(*kinds, *others), generate
 
     return cast(Product, intrinsic(product))
 
@@ -103,6 +108,10 @@ def _write_score_tile(builder: Any, num_heads: int, num_keys: int, path: _Path, 
     keys = [_vectors_of(builder, path, slot, INT64(0)) for slot in slots]
     queries = pointers(builder, path.queries, num_heads, path.query_bytes, REALS)
     with code.for_range(builder, path.num_vectors) as loop:
+        for key_place in keys:
+            place = builder.ptrtoint(builder.gep(key_place, [loop.index]), INT64)
+            value = builder.inttoptr(builder.add(place, path.value_distance), code.voidptr_t)
+            write_prefetch(builder, value, level=2)
         parts = [_vector(builder, place, loop.index) for place in keys]
         for place, totals in zip(queries, sums, strict=True):
             query = _vector(builder, place, loop.index)
