@@ -1,7 +1,7 @@
 """
 Bars: what each drafter gains on the demonstration model, batch 1, T = 0, all on this machine.
 
-The same prompts run without drafts and with each drafter, in turns, on one verifier.
+The same prompts run without drafts and with a drafter, in turns, on a line that has no other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from bench.bar import Bar
-from bench.comparison import Run, generate
+from bench.comparison import compare
 from bench.demo_line import BUILD
 from bench.draft_process import draft_process
 from bench.drafter_flags import drafter_flags
@@ -25,7 +25,13 @@ from paceline.cli.terminal import progress, say
 from paceline.errors import EngineFailed
 
 REPETITIONS: Final = 3
-DRAFTERS: Final = ("suffix", "composite", "onnx")
+ALL_WORK: Final[tuple[Category, ...]] = ("code edit", "json extraction", "code", "prose")
+DRAFTERS: Final[Mapping[str, tuple[Category, ...]]] = {
+    "suffix": ALL_WORK,
+    "composite": ALL_WORK,
+    "onnx": ("prose",),
+}
+"""Each with the work that it is measured on."""
 TARGETS: Final[Mapping[Category, float]] = {
     "code edit": 4.5,
     "json extraction": 2.8,
@@ -40,57 +46,47 @@ Speedups = dict[tuple[str, Category], list[float]]
 async def measure() -> list[Bar]:
     """Return the median speed-up of each kind of work, with the better of suffix and composite."""
     speedups: Speedups = defaultdict(list)
+    for drafter, categories in DRAFTERS.items():
+        await _measure_drafter(drafter, categories, speedups)
+    return _bars(speedups)
+
+
+async def _measure_drafter(
+    drafter: str, categories: Sequence[Category], speedups: Speedups
+) -> None:
+    """
+    Measure on a line with this drafter alone.
+
+    On shared cores a drafter slows down the steps, and a verifier learns what steps cost from all.
+    """
     async with AsyncExitStack() as services:
-        addresses = {
-            drafter: await services.enter_async_context(
-                draft_process(*await drafter_flags(drafter), name=drafter)
-            )
-            for drafter in DRAFTERS
-        }
-        pools = [f"--pools={name}={address}" for name, address in addresses.items()]
+        flags = await drafter_flags(drafter)
+        address = await services.enter_async_context(draft_process(*flags, name=drafter))
         plan = LinePlan(
             model=await demo_model(),
             log_folder=BUILD / "logs",
             draft=NO_DRAFTER,
-            verify_arguments=tuple(pools),
-            gateway_arguments=("--default-pool", DRAFTERS[0]),
+            verify_arguments=(f"--pools={drafter}={address}",),
+            gateway_arguments=("--default-pool", drafter),
         )
         line = await services.enter_async_context(Line(plan))
         client = await services.enter_async_context(AsyncClient(line.address))
         for prompt in DRAFTER_PROMPTS:
-            await _measure_prompt(client, prompt, speedups)
-    return _bars(speedups)
+            if prompt.category in categories:
+                speedup = await _measure_prompt(client, prompt, drafter)
+                speedups[drafter, prompt.category].append(speedup)
 
 
-async def _measure_prompt(client: AsyncClient, prompt: BenchPrompt, speedups: Speedups) -> None:
-    runs: dict[str, list[Run]] = defaultdict(list)
-    async with progress(f"{prompt.name}: {REPETITIONS} runs without drafts and with each drafter"):
-        for repetition in range(REPETITIONS + 1):
-            for drafter in ("", *DRAFTERS):
-                num_tokens = prompt.max_tokens if repetition else 16
-                run = await generate(
-                    client,
-                    prompt.text,
-                    num_tokens,
-                    "on" if drafter else "off",
-                    pool=drafter or None,
-                )
-                if repetition:
-                    runs[drafter].append(run)
-    for drafter in DRAFTERS:
-        if {run.token_ids for run in runs[drafter]} != {run.token_ids for run in runs[""]}:
-            raise EngineFailed(f"{prompt.name}: other token ids with {drafter}")
-        speedup = _speedup(runs[""], runs[drafter])
-        length = statistics.median(run.speculation.mean_acceptance_length for run in runs[drafter])
-        say(f"{prompt.name} ({prompt.category}), {drafter}: x{speedup:.2f}, {length:.2f} per step")
-        speedups[drafter, prompt.category].append(speedup)
-
-
-def _speedup(plain: Sequence[Run], drafted: Sequence[Run]) -> float:
-    return statistics.median(
-        fast.tokens_per_second / slow.tokens_per_second
-        for slow, fast in zip(plain, drafted, strict=True)
-    )
+async def _measure_prompt(client: AsyncClient, prompt: BenchPrompt, drafter: str) -> float:
+    """Return the speed-up of one prompt; raises ``EngineFailed`` if drafting changes a token."""
+    async with progress(f"{prompt.name}: {REPETITIONS} runs without drafts and with {drafter}"):
+        compared = await compare(client, prompt, REPETITIONS)
+    if not compared.identical_ids:
+        raise EngineFailed(f"{prompt.name}: other token ids with {drafter}")
+    length = compared.mean_acceptance_length
+    what = f"{prompt.name} ({prompt.category}), {drafter}"
+    say(f"{what}: x{compared.speedup:.2f}, {length:.2f} per step")
+    return compared.speedup
 
 
 def _bars(speedups: Speedups) -> list[Bar]:

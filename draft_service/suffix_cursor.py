@@ -166,6 +166,8 @@ def _goes_first(record: Record, memory: Memory, position: int, end: int) -> bool
     if position == NOWHERE or record[NUM_DIFFERENT] == 0:
         # The field alone is copied: what follows it there does not follow it here.
         return record[NUM_AGREED] <= record[FIELD_LENGTH]
+    if record[NUM_DIFFERENT] < record[FIELD_LENGTH]:
+        return False
     return _behind_latest(memory, position, min(position + _MAX_LEFT_OUT, end)) == NOWHERE
 
 
