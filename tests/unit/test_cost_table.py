@@ -14,6 +14,8 @@ from verify_service.engine.cost_table import (
     CONTEXT_BUCKET_EDGES,
     EXPLORED_ROWS,
     MIN_WEIGHT,
+    READ_EVERY,
+    SETTLED_COUNT,
     TRUST_HALF_LIFE,
     CostTable,
 )
@@ -231,3 +233,42 @@ def test_borrowed_shape_is_scaled_by_rows_between_those_seen() -> None:
 
     assert table.seconds(21, LONG) == pytest.approx(6.0)
     assert table.seconds(1, LONG) == pytest.approx(2.0)
+
+
+def test_curve_follows_settled_costs_within_some_steps() -> None:
+    table = CostTable(4)
+    for _ in range(3 * SETTLED_COUNT):
+        table.record(1, SHORT, 1.0)
+    table.curve(SHORT)
+
+    for _ in range(READ_EVERY):
+        table.record(1, SHORT, 1.4)
+
+    assert table.seconds(1, SHORT) > 1.1
+
+
+def test_rows_that_were_not_measured_for_long_count_at_once() -> None:
+    """They weigh little until then; the measurement that makes them weigh more is in the curve."""
+    table = CostTable(8)
+    for _ in range(3 * SETTLED_COUNT):
+        table.record(1, SHORT, 2.0)
+        table.record(4, SHORT, 1.0)
+    for _ in range(READ_EVERY * (2 * TRUST_HALF_LIFE // READ_EVERY)):
+        table.record(4, SHORT, 1.0)
+    before = table.seconds(4, SHORT)
+
+    table.record(1, SHORT, 2.0)
+
+    assert table.seconds(4, SHORT) > 1.1 * before
+
+
+def test_the_least_of_what_is_seeded_shows_at_once() -> None:
+    table = CostTable(8)
+    for _ in range(3 * SETTLED_COUNT):
+        table.record(2, SHORT, 7.0)
+    table.curve(SHORT)
+
+    with table.seeding():
+        table.record(2, SHORT, 1.0)
+
+    assert table.seconds(2, SHORT) == 1.0

@@ -32,7 +32,7 @@ CONTEXT_BUCKET_EDGES = tuple(256 * 2**doubling for doubling in range(13))
 """256 tokens to a million: all sequences of a step together."""
 
 SETTLED_COUNT = 16
-"""Measurements after which one more moves a mean by little."""
+"""Measurements after which one more moves a mean by little, unless it was forgotten meanwhile."""
 READ_EVERY = 8
 """Steps of settled means after which the curve is made anew; making it costs 1 % of a fast step."""
 
@@ -89,6 +89,7 @@ class CostTable:
         bucket = _bucket(context_tokens)
         means = self._means.setdefault(bucket, {})
         known = means.get(num_rows)
+        is_settled = known is not None and self._is_settled(known)
         if known is None:
             means[num_rows] = _Mean(seconds, 1, self._num_steps)
         elif self._is_seeding:
@@ -99,10 +100,15 @@ class CostTable:
             known.seconds += max(MIN_WEIGHT, 1 / known.count) * (clamped - known.seconds)
             known.measured_at = self._num_steps
         self._num_unread += 1
-        if known is None or known.count <= SETTLED_COUNT or self._num_unread >= READ_EVERY:
+        if not is_settled or self._num_unread >= READ_EVERY:
             self._num_unread = 0
             self._points.clear()
             self._curves.clear()
+
+    def _is_settled(self, mean: _Mean) -> bool:
+        """Return whether one more measurement changes the curve by little."""
+        was_lately = self._num_steps - mean.measured_at <= TRUST_HALF_LIFE
+        return mean.count > SETTLED_COUNT and was_lately and not self._is_seeding
 
     @contextmanager
     def seeding(self) -> Iterator[None]:
