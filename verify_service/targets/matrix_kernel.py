@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from llvmlite import binding, ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
 from paceline.compiled_code import code_folder, compiled_callback, compiled_part, write_prefetch
@@ -133,7 +133,7 @@ def _write_tile(
     panels = pointers(builder, weights, num_panels, panel_bytes, _HALVES)
     with code.for_range(builder, depth) as loop:
         next_address = builder.add(ahead, builder.mul(loop.index, ahead_step))
-        next_bytes = builder.inttoptr(next_address, cgutils.voidptr_t)
+        next_bytes = builder.inttoptr(next_address, code.voidptr_t)
         write_prefetch(builder, next_bytes, level=2)
         places = [builder.gep(panel, [loop.index]) for panel in panels]
         halves = [builder.load(place, align=PANEL * _WEIGHT_BYTES) for place in places]
