@@ -104,7 +104,6 @@ def test_threads_of_our_own_stand_in_for_a_missing_openmp() -> None:
     task = (ctypes.c_int64 * matrix_kernel.TASK_FIELDS)(
         0,
         LARGE[0] // matrix_kernel.PANEL,
-        2,
         3,
         LARGE[1],
         rows.data_ptr(),

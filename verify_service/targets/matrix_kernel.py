@@ -53,16 +53,16 @@ _GROUP_ROWS: Final = 64 // _TILE_ROWS * _TILE_ROWS
 
 _WEIGHT_BYTES: Final = 2
 
-NEXT, NUM_PANELS, CHUNK, NUM_ROWS, DEPTH, ROWS, WEIGHTS, BIAS, OUT = range(9)
-TASK_FIELDS: Final = 9
+NEXT, NUM_PANELS, NUM_ROWS, DEPTH, ROWS, WEIGHTS, BIAS, OUT = range(8)
+TASK_FIELDS: Final = 8
 """
 Columns of a task, all int64.
 
-First four counts of panels and rows: the first panel that no thread has taken yet, how many there
-are, how many a thread takes at once, and the rows; then how many inputs a row has; then addresses:
-rows (float32, [NUM_ROWS, DEPTH]), weights (fp16, [NUM_PANELS, DEPTH, PANEL]), bias (float32,
-[NUM_PANELS * PANEL]) and results (float32, [NUM_ROWS, NUM_PANELS * PANEL]). All are contiguous, and
-the weights aligned to 32 bytes.
+First three counts of panels and rows: the first panel that no thread has taken yet, how many there
+are, and the rows; then how many inputs a row has; then addresses: rows (float32, [NUM_ROWS,
+DEPTH]), weights (fp16, [NUM_PANELS, DEPTH, PANEL]), bias (float32, [NUM_PANELS * PANEL]) and
+results (float32, [NUM_ROWS, NUM_PANELS * PANEL]). All are contiguous, and the weights aligned to
+32 bytes.
 """
 
 _FOLDER: Final = code_folder(
@@ -174,8 +174,10 @@ def _multiply_tile(
 
 
 @_part
-def _multiply_panels(task: Any, panel: int, num_panels: int, first: int, last: int) -> None:
-    """Multiply rows with panels side by side, one or two, loading the next ones meanwhile."""
+def _multiply_panels(
+    task: Any, panel: int, num_panels: int, following: int, first: int, last: int
+) -> None:
+    """Multiply rows with panels side by side, one or two, loading those ``following`` meanwhile."""
     depth = task[DEPTH]
     panel_bytes = depth * PANEL * _WEIGHT_BYTES
     out_stride = task[NUM_PANELS] * PANEL * REAL_BYTES
@@ -185,7 +187,7 @@ def _multiply_panels(task: Any, panel: int, num_panels: int, first: int, last: i
     num_wide = int(num_panels == _WIDE_PANELS and 0 < rest <= _WIDE_ROWS)
     num_narrow = ((num_rows + tile_rows - 1) // tile_rows - num_wide) * num_panels
     ahead_step = num_panels * PANEL * _WEIGHT_BYTES // (num_narrow + num_wide)
-    ahead = task[WEIGHTS] + (panel + num_panels) * panel_bytes
+    ahead = task[WEIGHTS] + following * panel_bytes
     for tile in range(num_narrow + num_wide):
         row = first + tile // num_panels * tile_rows
         taken = panel + tile % num_panels * int(tile < num_narrow)
@@ -207,16 +209,15 @@ def _multiply_panels(task: Any, panel: int, num_panels: int, first: int, last: i
 def _multiply(address: Any) -> None:
     """Multiply panels that no other thread has taken, until there are none."""
     task = array_at(address, TASK_FIELDS)
-    while True:
-        start = take(task.ctypes.data, task[CHUNK])
-        if start >= task[NUM_PANELS]:
-            return
-        stop = min(start + task[CHUNK], task[NUM_PANELS])
+    panel = take(task.ctypes.data, _WIDE_PANELS)
+    while panel < task[NUM_PANELS]:
+        # Taken before these are done, so that it can be loaded meanwhile.
+        following = take(task.ctypes.data, _WIDE_PANELS)
+        num_panels = min(_WIDE_PANELS, task[NUM_PANELS] - panel)
         for first in range(0, task[NUM_ROWS], _GROUP_ROWS):
             last = min(first + _GROUP_ROWS, task[NUM_ROWS])
-            for panel in range(start, stop, _WIDE_PANELS):
-                num_panels = min(_WIDE_PANELS, stop - panel)
-                _multiply_panels(task, panel, num_panels, first, last)
+            _multiply_panels(task, panel, num_panels, following, first, last)
+        panel = following
 
 
 multiply: Final = compiled_callback(_multiply, _FOLDER, team_tasks.SIGNATURE)

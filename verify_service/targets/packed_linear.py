@@ -26,15 +26,13 @@ FLOAT32_ROWS = 16
 """The float32 kernels agree on row counts that are multiples of this."""
 
 _Task = ctypes.c_int64 * matrix_kernel.TASK_FIELDS
-_PACKERS = ThreadPoolExecutor(thread_name_prefix="pack")
+PACKERS = ThreadPoolExecutor(thread_name_prefix="pack")
 """Packing takes one core and no interpreter lock; a large head packs beside everything else."""
 _FP16_MAX = torch.finfo(torch.float16).max
 _WORTH_A_TEAM = 1 << 20
 """Multiplications that take longer than waking a thread."""
 _ROWS_FOR_FREE = 8
 """Up to so many rows cost what reading the weights does."""
-_CHUNKS_PER_THREAD = 4
-_LARGEST_CHUNK = 16
 
 
 def padded_rows(num_rows: int, packing: Packing) -> int:
@@ -64,12 +62,16 @@ class PackedLinear(torch.nn.Module):
         self._bias = torch.zeros(self._width)
         if bias is not None:
             self._bias[: self.out_features] = bias.detach()
-        self._packing = _PACKERS.submit(_pack, weight, self._width)
+        self._packing = PACKERS.submit(_pack, weight, self._width)
 
     @cached_property
     def packed(self) -> torch.Tensor:
         """The packed weights; waits for the thread that packs them."""
         return self._packing.result()
+
+    def wait_until_packed(self) -> None:
+        """Return when other threads have done what the layer needs of them."""
+        _ = self.packed
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """
@@ -84,24 +86,26 @@ class PackedLinear(torch.nn.Module):
             )
         rows = rows.contiguous()
         result = torch.empty((*rows.shape[:-1], self._width))
-        self._multiply(rows, result)
+        self.multiply(rows, result.data_ptr())
         return result if self._width == self.out_features else result[..., : self.out_features]
 
-    def _multiply(self, rows: torch.Tensor, result: torch.Tensor) -> None:
+    def multiply(
+        self, rows: torch.Tensor, results: int, first: int = 0, last: int | None = None
+    ) -> None:
+        """Compute panels ``first`` to ``last - 1`` of contiguous rows, and put them there."""
         num_rows = rows.numel() // self.in_features
-        work = self._width * self.in_features * max(num_rows, _ROWS_FOR_FREE)
-        chunk = self._num_panels // (_CHUNKS_PER_THREAD * torch.get_num_threads())
-        chunk += chunk % 2  # the kernel takes two panels side by side
+        num_panels = (self._num_panels if last is None else last) - first
+        work = num_panels * matrix_kernel.PANEL * self.in_features * max(num_rows, _ROWS_FOR_FREE)
+        packed = self.packed
         task = _Task(
             0,
-            self._num_panels,
-            min(max(chunk, 1), _LARGEST_CHUNK),
+            num_panels,
             num_rows,
             self.in_features,
             rows.data_ptr(),
-            self.packed.data_ptr(),
-            self._bias.data_ptr(),
-            result.data_ptr(),
+            packed.data_ptr() + first * packed.stride(0) * packed.element_size(),
+            self._bias.data_ptr() + first * matrix_kernel.PANEL * self._bias.element_size(),
+            results,
         )
         run_on_team(matrix_kernel.multiply(), ctypes.addressof(task), alone=work < _WORTH_A_TEAM)
 
@@ -110,7 +114,7 @@ def wait_until_packed(model: torch.nn.Module) -> None:
     """Return when no layer of ``model`` is being packed any more."""
     for module in model.modules():
         if isinstance(module, PackedLinear):
-            _ = module.packed
+            module.wait_until_packed()
 
 
 def _pack(weight: torch.Tensor, width: int) -> torch.Tensor:
