@@ -29,6 +29,7 @@ from verify_service.engine.row_cuts import (
 from verify_service.engine.sampler import Choice, best_choices, is_drawn_alike, takes_best
 from verify_service.engine.sequence import Sequence
 from verify_service.engine.steps import TokenLogprobs
+from verify_service.targets.target import BestTokens, FlatBatch, TargetModel
 
 MAX_ELEMENTS = 1 << 22
 """Logits that get their noise together: 32 MB for each of a handful of intermediates."""
@@ -153,6 +154,24 @@ def choose_all(logits: torch.Tensor, selected: SequenceOf[Selected]) -> RowChoic
         return DrawnChoices(logits, selected) if selected else None
     best = best_choices(logits)
     return None if best is None else BestChoices(best)
+
+
+def choose_best(
+    target: TargetModel, batch: FlatBatch, selected: SequenceOf[Selected]
+) -> RowChoices | None:
+    """
+    Run a pass for the largest logits of ``selected``, those of ``batch`` that emit, alone.
+
+    None, with nothing done, where not all of them ask for those, or the target has no such pass.
+    """
+    if not (isinstance(target, BestTokens) and selected):
+        return None
+    if not all(takes_best(each.turn.sequence) for each in selected):
+        return None
+    best = target.best_tokens(batch)
+    if best is None:
+        return None
+    return BestChoices([None if token_id is None else Choice(token_id) for token_id in best])
 
 
 def draws_of(selected: SequenceOf[Selected]) -> list[RowDraw]:

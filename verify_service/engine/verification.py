@@ -18,7 +18,7 @@ from verify_service.engine.acceptance import Verdict, walk
 from verify_service.engine.device_copies import sent
 from verify_service.engine.draft_selection import Selected
 from verify_service.engine.rejection import picker, trial_key
-from verify_service.engine.row_choices import choose_all
+from verify_service.engine.row_choices import choose_all, choose_best
 from verify_service.engine.sampler import Choice, Picker, choose
 from verify_service.engine.sampling import Rule
 from verify_service.engine.sequence import Sequence
@@ -83,9 +83,13 @@ class Pass:
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
         """What constraints allow, by sequence and node, where that was asked ahead."""
         with torch.inference_mode():
-            logits = target.forward(FlatBatch(tuple(_span(each) for each in selected)))
-            self._logits = logits[:, : info.num_token_ids]
-            self._at_once = choose_all(self._logits, [each for each in selected if _emits(each)])
+            batch = FlatBatch(tuple(_span(each) for each in selected))
+            emitting = [each for each in selected if _emits(each)]
+            self._logits = torch.empty((0, info.num_token_ids))
+            self._at_once = choose_best(target, batch, emitting)
+            if self._at_once is None:
+                self._logits = target.forward(batch)[:, : info.num_token_ids]
+                self._at_once = choose_all(self._logits, emitting)
 
     @property
     def is_apart(self) -> bool:

@@ -18,10 +18,8 @@ from verify_service.targets.fused_decoder_layer import fuse_decoder_layers
 from verify_service.targets.fused_mlp import fused_mlp
 from verify_service.targets.fused_norm import device_norm, fused_norm
 from verify_service.targets.head_rotation import RotaryForms
-from verify_service.targets.packed_linear import (
-    Packing,
-    exact_linear,
-)
+from verify_service.targets.packed_linear import Packing, exact_linear
+from verify_service.targets.screened_head import output_head
 from verify_service.targets.tree_attention import TreeAttention
 
 _ACTIVATION_NAMES = ("act_fn", "activation_fn", "act", "activation")
@@ -37,7 +35,7 @@ def fuse_layers(model: PreTrainedModel, attention: TreeAttention, packing: Packi
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
     if packing is not None and type(head) is torch.nn.Linear:
         # The largest by far: another thread packs it while the layers are fused.
-        packed_head = exact_linear(head.weight, head.bias, packing)
+        packed_head = output_head(head.weight, head.bias, packing)
         model.set_output_embeddings(packed_head)  # type: ignore[no-untyped-call]  # transformers
     _fuse_whole_layers(model, attention, packing)
     for parent in list(model.modules()):

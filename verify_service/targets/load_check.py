@@ -36,6 +36,15 @@ class LoadCheck:
         """Compare again, relative to the largest value; raises ``ConfigurationError``."""
         _compare(self, tolerance)
 
+    def head_has_the_last_word(self) -> bool:
+        """Return whether logits are what the output head makes of hidden states, and no more."""
+        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
+        self.attention.begin(_chunk(0, _FIRST_CHUNK))
+        hidden = _hidden(self.model, self.attention.device, 0, _FIRST_CHUNK)
+        self.attention.begin(_chunk(0, _FIRST_CHUNK))
+        logits = self.model(**_inputs(self.model, self.attention.device, 0, _FIRST_CHUNK)).logits
+        return torch.equal(head(hidden), logits[0])
+
 
 def check_tree_attention(model: PreTrainedModel, attention: TreeAttention) -> LoadCheck:
     """Attach ``attention`` to ``model`` and compare; raises ``ConfigurationError``."""
@@ -88,10 +97,14 @@ def _chunk(start: int, stop: int) -> FlatBatch:
 
 def _hidden(model: PreTrainedModel, device: torch.device, start: int, stop: int) -> torch.Tensor:
     """Return the last hidden states of tokens ``start`` to ``stop - 1``  # [num_tokens, width]."""
-    ids = torch.arange(start, stop, device=device)[None]
-    hidden: torch.Tensor = model.base_model(
-        input_ids=ids % model.config.get_text_config().vocab_size,
-        position_ids=ids,
-        use_cache=False,
-    ).last_hidden_state
+    inputs = _inputs(model, device, start, stop)
+    hidden: torch.Tensor = model.base_model(**inputs).last_hidden_state
     return hidden[0].float()
+
+
+def _inputs(
+    model: PreTrainedModel, device: torch.device, start: int, stop: int
+) -> dict[str, torch.Tensor | bool]:
+    ids = torch.arange(start, stop, device=device)[None]
+    token_ids = ids % model.config.get_text_config().vocab_size
+    return {"input_ids": token_ids, "position_ids": ids, "use_cache": False}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -104,4 +104,18 @@ class TargetModel(Protocol):
 
     def move_kv(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy the KV of slots ``sources`` to ``destinations``, as if all were read first."""
+        ...
+
+
+@runtime_checkable
+class BestTokens(Protocol):
+    """What a target adds that finds the largest logits for less than it takes to compute all."""
+
+    def best_tokens(self, batch: FlatBatch) -> list[int | None] | None:
+        """
+        Do as ``forward`` does, and return the id with the largest logit  # [num_logit_rows].
+
+        Of ids that the tokenizer knows; of equals the first; None where the largest is not finite
+        or any is NaN. None at all, with nothing done, where ``forward`` has to be asked.
+        """
         ...

@@ -24,7 +24,7 @@ from verify_service.targets.device_choice import (
 )
 from verify_service.targets.fused_layers import fuse_layers
 from verify_service.targets.kv_moves import PendingMoves
-from verify_service.targets.load_check import check_tree_attention
+from verify_service.targets.load_check import LoadCheck, check_tree_attention
 from verify_service.targets.model_graphs import (
     Accelerator,
     ModelGraphs,
@@ -33,6 +33,7 @@ from verify_service.targets.model_graphs import (
 )
 from verify_service.targets.model_loading import load_model, num_weight_bytes, read_info
 from verify_service.targets.packed_linear import Packing, padded_rows, wait_until_packed
+from verify_service.targets.screened_head import ScreenedHead
 from verify_service.targets.target import FlatBatch, TargetInfo
 from verify_service.targets.tree_attention import TreeAttention
 from verify_service.targets.tree_kernel_inputs import logit_rows_of
@@ -59,6 +60,7 @@ class TorchTarget:
         layers: Sequence[LayerTraits],
         packing: Packing | None,
         accelerator: Accelerator | None = None,
+        screened_head: ScreenedHead | None = None,
     ) -> None:
         self._model = model
         self._info = info
@@ -66,6 +68,7 @@ class TorchTarget:
         self._layers = tuple(layers)
         self._packing = packing
         self._accelerator = accelerator
+        self._screened_head = screened_head
         self._graphs: ModelGraphs | None = None
         self._moves = PendingMoves()
         self._allocated = False
@@ -100,12 +103,13 @@ class TorchTarget:
             check = check_tree_attention(model, attention)
             fuse_layers(model, attention, packing)
             check.repeat(tolerance=0.05 if dtype == torch.float32 else 0.1)
+            screened_head = _screened_head(check)
         if chosen_device.type == "cpu" and num_weight_bytes(model_dir) >= _WORTH_HUGE_PAGES:
             wait_until_packed(model)
             use_huge_pages()
         info = read_info(model_dir, model.config)
         accelerator = accelerator or accelerator_of(chosen_device, check.traits)
-        return cls(model, info, attention, check.traits, packing, accelerator)
+        return cls(model, info, attention, check.traits, packing, accelerator, screened_head)
 
     @property
     def info(self) -> TargetInfo:
@@ -148,6 +152,19 @@ class TorchTarget:
             return self._without_graph(batch) if logits is None else logits
 
     @torch.inference_mode()
+    def best_tokens(self, batch: FlatBatch) -> list[int | None] | None:
+        """
+        Do as ``forward`` does, and return the id with the largest logit  # [num_logit_rows].
+
+        None at all, with nothing done, where ``forward`` has to be asked.
+        """
+        if self._screened_head is None:
+            return None
+        hidden = self._model.base_model(**self._inputs(batch)).last_hidden_state[0]
+        rows = hidden[logit_rows_of(batch)]
+        return self._screened_head.best(rows, self._info.num_token_ids)
+
+    @torch.inference_mode()
     def move_kv(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy the KV of slots ``sources`` to ``destinations``, as if all were read first."""
         if not sources:
@@ -164,22 +181,19 @@ class TorchTarget:
             self._attention.cache.move(sources, destinations)
 
     def _without_graph(self, batch: FlatBatch) -> torch.Tensor:
+        inputs, wanted = self._inputs(batch), logit_rows_of(batch)
+        if not wanted:
+            self._model.base_model(**inputs)
+            return torch.empty((0, self._info.vocab_size), device=self._attention.device)
+        logits: torch.Tensor = self._model(**inputs, logits_to_keep=self._padded(wanted)).logits
+        return logits[0, : len(wanted)].float()
+
+    def _inputs(self, batch: FlatBatch) -> dict[str, torch.Tensor | bool]:
+        """Prepare attention for a batch, and return what the model is to be called with."""
         self._attention.begin(batch)
         token_ids = self._padded(_flat(span.token_ids for span in batch.spans))
         positions = self._padded(_flat(span.positions for span in batch.spans))
-        wanted = logit_rows_of(batch)
-        if not wanted:
-            self._model.base_model(
-                input_ids=token_ids[None], position_ids=positions[None], use_cache=False
-            )
-            return torch.empty((0, self._info.vocab_size), device=self._attention.device)
-        logits: torch.Tensor = self._model(
-            input_ids=token_ids[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=self._padded(wanted),
-        ).logits
-        return logits[0, : len(wanted)].float()
+        return {"input_ids": token_ids[None], "position_ids": positions[None], "use_cache": False}
 
     def _on_device(self) -> contextlib.AbstractContextManager[object]:
         """Make the device this thread's own: Triton and graphs go by that."""
@@ -196,6 +210,11 @@ class TorchTarget:
 
 def _flat(lists: Iterable[Sequence[int]]) -> list[int]:
     return list(itertools.chain.from_iterable(lists))
+
+
+def _screened_head(check: LoadCheck) -> ScreenedHead | None:
+    head = check.model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers
+    return head if isinstance(head, ScreenedHead) and check.head_has_the_last_word() else None
 
 
 def _num_bytes(model: PreTrainedModel) -> int:
