@@ -59,6 +59,14 @@ def test_rows_come_out_the_same_on_one_thread_and_on_several(num_rows: int) -> N
     assert all(torch.equal(product, alone) for product in products)
 
 
+@pytest.mark.parametrize("num_rows", [8, 9, 10, 11, 12, 13])
+def test_rows_that_share_places_in_the_cache_come_out_the_same(num_rows: int) -> None:
+    """Widths that are multiples of 1024 are tiled in another way."""
+    layer, rows = PackedLinear(weights(96, 2048), None), values(num_rows, 2048)
+
+    assert torch.equal(layer(rows), torch.cat([layer(row[None]) for row in rows]))
+
+
 def test_layer_multiplies_for_several_callers_at_once() -> None:
     layer, rows = PackedLinear(weights(*LARGE), None), values(40, LARGE[1])
     expected = layer(rows)

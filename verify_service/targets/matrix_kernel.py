@@ -43,9 +43,11 @@ from verify_service.targets.vector_code import (
 PANEL: Final = LANES
 """Outputs that lie side by side."""
 
-_TILE_ROWS, _MOST_ROWS = (8, 12) if has_avx512 else (6, 6)
+_TILE_ROWS, _MOST_ROWS, _MOST_ALIASED = (8, 12, 10) if has_avx512 else (6, 6, 6)
 """Rows of a tile, and the most that one takes where there are no others. AVX512 has registers for
-12 and more, but rows whose width is a multiple of 1024 share the 8 places of a cache line."""
+12 and more, but rows whose width is a multiple of ``_ALIASED_WIDTH`` share the 8 places of a cache
+line: 12 of them cost a third more in one tile than in two."""
+_ALIASED_WIDTH: Final = 1024
 _WIDE_ROWS: Final = 2
 _WIDE_PANELS: Final = 2
 _GROUP_ROWS: Final = 64 // _TILE_ROWS * _TILE_ROWS
@@ -182,7 +184,8 @@ def _multiply_panels(
     panel_bytes = depth * PANEL * _WEIGHT_BYTES
     out_stride = task[NUM_PANELS] * PANEL * REAL_BYTES
     num_rows = last - first
-    tile_rows = num_rows if _WIDE_ROWS < num_rows <= _MOST_ROWS else _TILE_ROWS
+    most_rows = _MOST_ROWS if depth % _ALIASED_WIDTH else _MOST_ALIASED
+    tile_rows = num_rows if _WIDE_ROWS < num_rows <= most_rows else _TILE_ROWS
     rest = num_rows % tile_rows
     num_wide = int(num_panels == _WIDE_PANELS and 0 < rest <= _WIDE_ROWS)
     num_narrow = ((num_rows + tile_rows - 1) // tile_rows - num_wide) * num_panels
