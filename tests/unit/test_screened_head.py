@@ -153,6 +153,40 @@ def test_rows_at_the_ends_of_what_float32_holds(row: torch.Tensor) -> None:
     assert head.best(row[None], LARGE[0]) == best_of_all(head, row[None], LARGE[0])
 
 
+def test_rows_that_rule_out_little_are_computed_whole_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One by one, each would read all the weights."""
+    head, rows = ScreenedHead(values(1, 640).repeat(4000, 1)), values(9, 640)
+    rows[3] = 0.0
+    num_whole: list[int] = []
+    forward = PackedLinear.forward
+
+    def counted(self: PackedLinear, rows: torch.Tensor) -> torch.Tensor:
+        num_whole.append(len(rows))
+        return forward(self, rows)
+
+    expected = best_of_all(head, rows, 4000)
+    monkeypatch.setattr(PackedLinear, "forward", counted)
+
+    assert head.best(rows, 4000) == expected
+    assert num_whole == [9]
+
+
+def test_no_rows_have_no_best_outputs() -> None:
+    assert ScreenedHead(values(*LARGE)).best(torch.empty((0, LARGE[1])), LARGE[0]) == []
+
+
+def test_padding_is_never_best() -> None:
+    assert ScreenedHead(-torch.ones(5, 8)).best(torch.ones(1, 8), 16) == [0]
+
+
+@pytest.mark.parametrize("rows", [values(3, 639), values(3, 640).double()])
+def test_rows_of_another_kind_are_refused(rows: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="rows of 640 float32 values are needed"):
+        ScreenedHead(values(*LARGE)).best(rows, LARGE[0])
+
+
 @pytest.mark.parametrize(
     ("weight", "bias", "kind"),
     [

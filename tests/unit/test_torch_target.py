@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig, MambaConfig, Qwen3NextConfig, T5Config
+from transformers import (
+    BertGenerationConfig,
+    Gemma3TextConfig,
+    MambaConfig,
+    Qwen3NextConfig,
+    T5Config,
+)
 
 from paceline.errors import ConfigurationError, EngineFailed
 from tests.doubles.target_spans import BLOCK_SIZE, SpanSource, with_logit_rows
@@ -277,3 +283,21 @@ def test_recurrent_model_is_refused_when_it_runs(tmp_path: Path) -> None:
     save_tiny_model(config, tmp_path)
 
     assert "decoder-only" in refusal(tmp_path)
+
+
+def test_model_that_fails_in_a_way_nobody_foresaw_is_refused_in_one_line(tmp_path: Path) -> None:
+    """B003: its weights load, but its head is none that can be replaced."""
+    config = BertGenerationConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        is_decoder=True,
+    )
+    save_tiny_model(config, tmp_path)
+
+    message = refusal(tmp_path)
+
+    assert "fails over tree attention" in message
+    assert "\n" not in message

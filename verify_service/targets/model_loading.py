@@ -94,6 +94,17 @@ def refuse(config: PretrainedConfig, cause: str) -> ConfigurationError:
     return _unsupported(config, cause)
 
 
+@contextmanager
+def refusing_faults(config: PretrainedConfig) -> Iterator[None]:
+    """Refuse the model if it fails in ways that no check foresaw; memory is another matter."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise refuse(config, f"it fails over tree attention ({_one_line(error)})") from error
+
+
 def read_info(model_dir: Path, config: PretrainedConfig) -> TargetInfo:
     """Return what is fixed about the model in ``model_dir``."""
     folder = read_model_folder(model_dir)

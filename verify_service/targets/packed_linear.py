@@ -79,15 +79,19 @@ class PackedLinear(torch.nn.Module):
 
         Raises ``ValueError`` unless ``rows`` are float32 and as wide as the layer's inputs.
         """
+        rows = self.readable(rows)
+        result = torch.empty((*rows.shape[:-1], self._width))
+        self.multiply(rows, result.data_ptr())
+        return result if self._width == self.out_features else result[..., : self.out_features]
+
+    def readable(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return rows as the kernels read them, by address; raises ``ValueError`` for others."""
         if rows.shape[-1] != self.in_features or rows.dtype != torch.float32:
             raise ValueError(
                 f"rows of {self.in_features} float32 values are needed, "
                 f"not of {rows.shape[-1]} {rows.dtype}"
             )
-        rows = rows.contiguous()
-        result = torch.empty((*rows.shape[:-1], self._width))
-        self.multiply(rows, result.data_ptr())
-        return result if self._width == self.out_features else result[..., : self.out_features]
+        return rows.contiguous()
 
     def multiply(
         self, rows: torch.Tensor, results: int, first: int = 0, last: int | None = None

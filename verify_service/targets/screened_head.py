@@ -8,8 +8,9 @@ logits, ties included; what bf16 rounds away decides nothing but the time that i
 
 The bound: with weights ``w`` and row ``a``, and ``w'`` and ``a'`` what bf16 makes of them, the
 exact products differ by at most ``|w| |a - a'| + |w - w'| |a'|`` (Cauchy-Schwarz), and adding up
-``n`` of them in float32 changes either by at most ``n u / (1 - n u)`` of ``|w| |a|`` (Higham,
-"Accuracy and Stability of Numerical Algorithms", 2002, section 3.1).
+``n`` of them in float32 changes either by at most ``n u / (1 - n u)`` of ``|w| |a|`` or of
+``|w'| |a'|`` (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 3.1), which
+are the same but for what taking twice the ``u`` makes up for.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
 from verify_service.targets import matrix_kernel, screening_kernel
 from verify_service.targets.packed_linear import (
@@ -48,7 +48,7 @@ _UNIT = 2.0**-23
 UNDERFLOW = 1e-18
 """More than all the products together that are too small for a float32."""
 _MOST_PANELS = 64
-"""A row with more that may hold its largest logit is computed whole."""
+"""Rows with more that may hold their largest logit are computed whole, together."""
 _PANELS_AT_ONCE = 256
 _WORTH_SCREENING = 1 << 24
 """Weights that take longer than what is done per row beside the products."""
@@ -83,7 +83,8 @@ class PanelNorms:
         rest = np.arange(num_whole, num_panels)  # whose maximum may not count
         maxima = maxima[:num_whole]
         # Not "where it is larger": where anything is not a number, nothing is ruled out.
-        floor = maxima.max(initial=-np.inf) - 2.0 * float(factors @ self.most) - UNDERFLOW
+        most = float(factors @ self.most) + UNDERFLOW
+        floor = maxima.max(initial=-np.inf) - 2.0 * most
         near = np.flatnonzero(~(maxima < floor))
         bounds = factors[0] * self.weights[near] + factors[1] * self.left_out[near] + UNDERFLOW
         certain = (maxima[near] - bounds).max(initial=-np.inf)
@@ -111,31 +112,34 @@ class ScreenedHead(PackedLinear):
         """
         Return which of the first ``num_outputs`` is largest, by row  # [num_rows, in_features].
 
-        The first of equals; None where that one is not finite, or any is NaN.
+        The first of equals; None where that one is not finite, or any is NaN. Raises
+        ``ValueError`` unless ``rows`` are float32 and as wide as the layer's inputs.
         """
-        rows = rows.contiguous()
+        rows, num_outputs = self.readable(rows), min(num_outputs, self.out_features)
         rough, norms = self.rough_maxima(rows), self.norms
-        bests: list[int | None] = []
+        bests: list[int | None] = [None] * len(rows)
+        whole: list[int] = []
         with np.errstate(invalid="ignore"):
             for row, (maxima, factors) in enumerate(zip(*rough, strict=True)):
                 panels = norms.that_may_be_best(maxima, factors, num_outputs)
-                bests.append(self._best_of(rows[row : row + 1], panels, num_outputs))
+                if panels.size > _MOST_PANELS:
+                    whole.append(row)
+                else:
+                    bests[row] = self._best_of(rows[row : row + 1], panels, num_outputs)
+        if whole:
+            products = self(rows[whole])[:, :num_outputs].numpy()
+            for row, of_row in zip(whole, products, strict=True):
+                bests[row] = _largest(of_row)
         return bests
 
     def _best_of(self, row: torch.Tensor, panels: Indices, num_outputs: int) -> int | None:
         """Return the best output of some panels, ascending, by exact products."""
-        if panels.size > _MOST_PANELS:
-            panels = np.arange(self._num_panels)
-            products = functional.pad(self(row)[0], (0, self._width - self.out_features)).numpy()
-        else:
-            products = np.empty(panels.size * _PANEL, np.float32)
-            for place, panel in enumerate(panels.tolist()):
-                self.multiply(row, products[place * _PANEL :].ctypes.data, panel, panel + 1)
+        products = np.empty(panels.size * _PANEL, np.float32)
+        for place, panel in enumerate(panels.tolist()):
+            self.multiply(row, products[place * _PANEL :].ctypes.data, panel, panel + 1)
         missing = max(int(panels[-1] + 1) * _PANEL - num_outputs, 0)
-        best = int(products[: products.size - missing].argmax())
-        if not math.isfinite(products[best]):
-            return None
-        return int(panels[best // _PANEL]) * _PANEL + best % _PANEL
+        best = _largest(products[: products.size - missing])
+        return None if best is None else int(panels[best // _PANEL]) * _PANEL + best % _PANEL
 
     def rough_maxima(self, rows: torch.Tensor) -> tuple[Reals, Reals]:
         """
@@ -167,6 +171,11 @@ class ScreenedHead(PackedLinear):
         of_weights = (exact - rough).norm(dim=1) + adding * exact.norm(dim=1)
         factors = torch.stack((of_weights, rough.norm(dim=1)), dim=1) * _SLACK
         return factors.float().numpy()
+
+
+def _largest(products: Reals) -> int | None:
+    best = int(products.argmax())
+    return best if math.isfinite(products[best]) else None
 
 
 def _norms_of(packed: torch.Tensor) -> PanelNorms:

@@ -182,8 +182,8 @@ _part = partial(compiled_part, _nrt=False)
 def _screen_panel(task: Any, panel: int, following: int) -> None:
     """Multiply all rows with a panel, loading the ``following`` one meanwhile."""
     num_rows, num_pairs = task[NUM_ROWS], task[NUM_PAIRS]
-    num_tiles = (num_rows + _TILE_ROWS - 1) // _TILE_ROWS
-    tile_rows = (num_rows + num_tiles - 1) // num_tiles
+    num_tiles = max((num_rows + _TILE_ROWS - 1) // _TILE_ROWS, 1)
+    tile_rows = max((num_rows + num_tiles - 1) // num_tiles, 1)
     maxima_stride = task[NUM_PANELS] * REAL_BYTES
     panel_bytes = num_pairs * _WEIGHT_BYTES
     weights = task[WEIGHTS] + panel * panel_bytes

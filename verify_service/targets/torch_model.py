@@ -31,7 +31,12 @@ from verify_service.targets.model_graphs import (
     accelerator_of,
     graphs_for,
 )
-from verify_service.targets.model_loading import load_model, num_weight_bytes, read_info
+from verify_service.targets.model_loading import (
+    load_model,
+    num_weight_bytes,
+    read_info,
+    refusing_faults,
+)
 from verify_service.targets.packed_linear import Packing, padded_rows, wait_until_packed
 from verify_service.targets.screened_head import ScreenedHead
 from verify_service.targets.target import FlatBatch, TargetInfo
@@ -100,10 +105,11 @@ class TorchTarget:
                 require_memory(_num_bytes(model), free, chosen_device)
             torch.nn.Module.to(model, chosen_device)
             attention = TreeAttention(dtype, chosen_device, exact=packing is not None)
-            check = check_tree_attention(model, attention)
-            fuse_layers(model, attention, packing)
-            check.repeat(tolerance=0.05 if dtype == torch.float32 else 0.1)
-            screened_head = _screened_head(check)
+            with refusing_faults(model.config):
+                check = check_tree_attention(model, attention)
+                fuse_layers(model, attention, packing)
+                check.repeat(tolerance=0.05 if dtype == torch.float32 else 0.1)
+                screened_head = _screened_head(check)
         if chosen_device.type == "cpu" and num_weight_bytes(model_dir) >= _WORTH_HUGE_PAGES:
             wait_until_packed(model)
             use_huge_pages()
