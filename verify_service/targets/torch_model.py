@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import structlog
 import torch
 from transformers import PreTrainedModel
 
@@ -42,6 +43,8 @@ from verify_service.targets.screened_head import ScreenedHead
 from verify_service.targets.target import FlatBatch, TargetInfo
 from verify_service.targets.tree_attention import TreeAttention
 from verify_service.targets.tree_kernel_inputs import logit_rows_of
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _WORTH_HUGE_PAGES = 64 << 20
 
@@ -110,6 +113,8 @@ class TorchTarget:
                 fuse_layers(model, attention, packing)
                 check.repeat(tolerance=0.05 if dtype == torch.float32 else 0.1)
                 screened_head = _screened_head(check)
+        if packing is not None:
+            log.info("output_head_ready", is_screened=screened_head is not None)
         if chosen_device.type == "cpu" and num_weight_bytes(model_dir) >= _WORTH_HUGE_PAGES:
             wait_until_packed(model)
             use_huge_pages()
