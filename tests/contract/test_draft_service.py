@@ -271,16 +271,21 @@ async def test_opening_a_session_again_replaces_it(draft_address: str) -> None:
 
 
 async def test_a_step_of_many_sessions_is_one_message_each_way(draft_address: str) -> None:
+    """Or two: a batch that was under way as the commits came may have met some of them."""
+    newest = len(PROMPT) + 3
     async with played_verifier(draft_address) as verifier:
         ids = list(range(1, 65))
         await verifier.send(opens=[session_open(session_id) for session_id in ids])
         first = await verifier.receive_of(ids)
         await verifier.send(commits=[commit(i, len(PROMPT), CYCLE[10:13]) for i in ids])
-        second = await verifier.receive_for(len(PROMPT) + 3)
+        answered: list[set[int]] = []
+        while set().union(*answered) != set(ids):
+            message = await verifier.receive_for(newest)
+            assert {each.base_len for each in message.proposals} <= {len(PROMPT), newest}
+            answered.append({p.session_id for p in message.proposals if p.base_len == newest})
 
     assert {proposal.session_id for proposal in first.proposals} == set(ids)
-    assert sorted(proposal.session_id for proposal in second.proposals) == ids
-    assert {proposal.base_len for proposal in second.proposals} == {len(PROMPT) + 3}
+    assert len(answered) <= 2
 
 
 async def test_equal_sessions_get_equal_trees(draft_address: str) -> None:
