@@ -30,6 +30,7 @@ from verify_service.targets.vector_code import (
     REAL,
     REAL_BYTES,
     REALS,
+    broadcast,
     choose_count,
     code,
     pointers,
@@ -77,7 +78,6 @@ class _BrainFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
 _INT16: Final = ir.IntType(16)
 _INT32: Final = ir.IntType(32)
 _WORDS: Final = ir.VectorType(_INT16, _PAIR * LANES)
-_ROW_PAIRS: Final = ir.VectorType(_INT32, LANES)
 _BRAIN_FLOATS: Final = ir.VectorType(_BrainFloat(), _PAIR * LANES)
 
 Tile = Callable[[int, int, int, int, int, int, int, int], None]
@@ -159,8 +159,7 @@ def _same_words(value: int) -> Any:
 
 
 def _dot_product(builder: Any, total: Any, factors: Any, pair: Any) -> Any:
-    first = builder.insert_element(ir.Constant(_ROW_PAIRS, ir.Undefined), pair, _INT32(0))
-    pairs = builder.shuffle_vector(first, first, ir.Constant(_ROW_PAIRS, [0] * LANES))
+    pairs = broadcast(builder, pair)
     kind = ir.FunctionType(REALS, [REALS, _BRAIN_FLOATS, _BRAIN_FLOATS])
     name = "llvm.x86.avx512bf16.dpbf16ps.512"
     function = code.get_or_insert_function(builder.module, kind, name)

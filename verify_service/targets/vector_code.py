@@ -18,7 +18,6 @@ has_avx512: Final = bool(binding.get_host_cpu_features().get("avx512f"))
 INT64: Final = ir.IntType(64)
 REAL: Final = ir.FloatType()
 REALS: Final = ir.VectorType(REAL, LANES)
-NO_REALS: Final = ir.Constant(REALS, ir.Undefined)
 
 code: Final[Any] = cgutils
 _INT32: Final = ir.IntType(32)
@@ -49,10 +48,11 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
 
 
 def broadcast(builder: Any, value: Any) -> Any:
-    """Return a vector of one value."""
-    first = builder.insert_element(NO_REALS, value, _INT32(0))
+    """Return a vector of one value, of any type."""
+    nothing = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    first = builder.insert_element(nothing, value, _INT32(0))
     lanes = ir.Constant(ir.VectorType(_INT32, LANES), [0] * LANES)
-    return builder.shuffle_vector(first, NO_REALS, lanes)
+    return builder.shuffle_vector(first, nothing, lanes)
 
 
 def multiply_add(builder: Any, factor: Any, other: Any, total: Any, *, is_exact: bool) -> Any:
